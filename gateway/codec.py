@@ -1,7 +1,7 @@
-"""JSON for every room: compact bytes of plain values, and values of text or bytes, whose number is known before.
+"""JSON for every room: compact bytes of plain values, plain values of text or bytes, and a bound on their number.
 
-These are functions of pydantic-core: chunks and journals are encoded with every message, and the
-standard library takes several times as long. No room but `domain` and `config` needs another way.
+The functions are pydantic-core's: chunks and journals are encoded with every message, and the standard library takes
+several times as long. Every room but `domain` and `config` uses them.
 """
 
 from collections.abc import Callable
@@ -9,22 +9,22 @@ from functools import partial
 
 from pydantic_core import from_json, to_json
 
-encode: Callable[[object], bytes] = to_json  # raises ValueError for what has no form in JSON
+encode: Callable[[object], bytes] = to_json  # raises ValueError for a value without a form in JSON
 decode: Callable[[bytes | str], object] = from_json  # raises ValueError
-# Without numbers like NaN: a guest's parser, or a provider's, refuses them.
+# Refuses NaN and infinities, as the parsers of guests and providers do.
 decode_strictly: Callable[[bytes | str], object] = partial(from_json, allow_inf_nan=False)
 
-_BETWEEN = (b",", b"[", b"{")  # all values are members, items or nested
+_BETWEEN = (b",", b"[", b"{")  # each value follows one of these
 
 
 class ValueCount:
-    """About how many values a JSON text has, while it comes: a comma inside of a text is none. `is_over`: more than
-    `most`. Nothing is parsed, for no parser can be interrupted."""
+    """Estimates the number of values of a JSON text while it arrives; `is_over` if it exceeds `most`. Commas inside
+    strings do not count. Nothing is parsed, because no parser can be interrupted."""
 
     def __init__(self, most: int) -> None:
         self.values, self._most = 0, most
         self._is_in_text = False
-        self._escape = b""  # that the next piece ends
+        self._escape = b""  # a backslash at the end of the latest piece
 
     @property
     def is_over(self) -> bool:
@@ -34,7 +34,7 @@ class ValueCount:
         plain = (self._escape + data).replace(b"\\\\", b"")
         self._escape = b"\\" if plain.endswith(b"\\") else b""
         plain = plain.removesuffix(self._escape).replace(b'\\"', b"")
-        if plain.count(b'"') > 4 * self._most:  # fewer hold all names and texts of so many values
+        if plain.count(b'"') > 4 * self._most:  # a name and a text have four quotes
             self.values = self._most + 1
             return
         parts = plain.split(b'"')
@@ -44,7 +44,7 @@ class ValueCount:
 
 
 def has_more_values(text: bytes, most: int) -> bool:
-    """Of a whole text."""
+    """True if a whole JSON text has more than `most` values."""
     if sum(map(text.count, _BETWEEN)) <= most:
         return False
     count = ValueCount(most)

@@ -1,7 +1,8 @@
-"""JSON Schema of tools: compiled once, checked fast, and harmless whoever wrote it."""
+"""JSON Schemas of tools: compiled once, checked fast, and bounded in cost, as their authors are not trusted."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -11,13 +12,13 @@ from pydantic_core import from_json, to_json
 SCHEMA_CAP = 64 * 1024
 UNFOLDED_CAP = 20_000
 _TEXT_CAP = 300
-# Bounds what one `pattern` may cost for a character; the engine itself is linear in the text.
+# Bounds the cost of a `pattern` for a character; the engine is linear in the text.
 _PATTERN_CAP = 16 * 1024
 _PATTERN_CACHE = 1024 * 1024
 _PATTERN_WEIGHT = 100
-# Schema and arguments are others' words, and a check runs where everybody waits: about ten
-# milliseconds. To say what is wrong costs far more, for every branch that failed is put into words.
-_MOST_STEPS, _MOST_STEPS_TO_SAY = 10_000_000, 200_000
+# Schema and arguments are not trusted, and a check runs on the event loop: for about ten milliseconds at most. A
+# message costs far more than a check, because the library describes every branch that failed.
+_MOST_STEPS, _MOST_STEPS_TO_EXPLAIN = 10_000_000, 200_000
 _MOST_ARGUMENTS = 1024 * 1024
 
 
@@ -34,15 +35,15 @@ class SchemaChecks:
             raise ValueError(f"the schema is not JSON: {error}") from error
         if not isinstance(parsed, dict):
             raise ValueError("the schema is not a JSON object")
-        weight = _weighed(parsed)
-        return _Check(_validator(parsed), weight).problem
+        weight = _weigh(parsed)
+        return partial(_problem, _validator(parsed), weight)
 
 
 def _validator(schema: dict[str, Any]) -> jsonschema_rs.Validator:
     try:
         return jsonschema_rs.validator_for(
             schema,
-            offline=True,  # a reference to elsewhere is refused, never fetched
+            offline=True,  # a reference to another document is refused, never fetched
             pattern_options=jsonschema_rs.RegexOptions(
                 size_limit=_PATTERN_CAP, dfa_size_limit=_PATTERN_CACHE
             ),
@@ -54,7 +55,7 @@ def _validator(schema: dict[str, Any]) -> jsonschema_rs.Validator:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """`parts` of a schema, and how often it leads back to itself for one and the same value."""
+    """The number of parts of a schema, and how often it refers to itself for the same value."""
 
     parts: int = 0
     returns: int = 0
@@ -63,18 +64,19 @@ class _Weight:
         return _Weight(self.parts + other.parts, self.returns + other.returns)
 
     def steps(self, value: object, size: int) -> int:
-        """About how many a check takes at most."""
+        """Estimates how many steps a check takes at most."""
         if self.returns < 2:
             return self.parts * size
-        most_levels = _MOST_STEPS.bit_length()  # with two ways at each, that is too much already
+        most_levels = _MOST_STEPS.bit_length()  # two ways at each level are too many steps then
         ways: int = self.returns ** _depth(value, most_levels)
         return self.parts * size * ways
 
 
-def _weighed(schema: dict[str, Any]) -> _Weight:
-    """A few hundred bytes of references to references can unfold to billions of checks."""
+def _weigh(schema: dict[str, Any]) -> _Weight:
+    """Raises ValueError for a schema that unfolds too far: a few hundred bytes of references to references can stand
+    for billions of checks."""
     try:
-        weight = _Weigh(schema).of(schema)
+        weight = _Scales(schema).weigh(schema)
     except RecursionError as error:
         raise ValueError("the schema cannot be used: its references nest too deep") from error
     if weight.parts > UNFOLDED_CAP:
@@ -89,8 +91,8 @@ def _depth(value: object, most: int) -> int:
     return 1 + max((_depth(one, most - 1) for one in inside), default=0) if most > 0 else 0
 
 
-class _Weigh:
-    """Weighs a schema with each local reference replaced by what it means."""
+class _Scales:
+    """Weighs a schema with each local reference replaced by its target."""
 
     __slots__ = ("_known", "_root")
 
@@ -98,44 +100,38 @@ class _Weigh:
         self._root = root
         self._known: dict[str, _Weight] = {}
 
-    def of(self, node: Any) -> _Weight:
+    def weigh(self, node: Any) -> _Weight:
         if isinstance(node, list):
-            return sum(map(self.of, node), _Weight())
+            return sum(map(self.weigh, node), _Weight())
         if not isinstance(node, dict):
             return _Weight()
-        weight = _Weight(1)
-        for key, value in node.items():
-            weight += self._of_member(key, value)
-        return weight
+        return sum((self._weigh_member(*member) for member in node.items()), _Weight(1))
 
-    def _of_member(self, key: str, value: Any) -> _Weight:
+    def _weigh_member(self, key: str, value: Any) -> _Weight:
         if key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(value, str):
-            return self._of_reference(value)
-        if key == "pattern":
-            return _Weight(_PATTERN_WEIGHT) + self.of(value)
-        if key == "patternProperties" and isinstance(value, dict):
-            return _Weight(_PATTERN_WEIGHT * len(value)) + self.of(value)
-        if key == "properties" and isinstance(value, dict):  # each is about another value
-            return self._of_properties(value)
-        inner = self.of(value)
-        if key in ("$defs", "definitions"):  # what leads there counts
+            return self._weigh_reference(value)
+        if key == "properties" and isinstance(value, dict):  # each property has another value
+            each = [self.weigh(one) for one in value.values()]
+            returns = max((one.returns for one in each), default=0)
+            return _Weight(1 + sum(one.parts for one in each), returns)
+        inner = self.weigh(value)
+        if key in ("$defs", "definitions"):  # the references to them count
             return _Weight(inner.parts)
+        if key == "pattern":
+            return _Weight(_PATTERN_WEIGHT) + inner
+        if key == "patternProperties" and isinstance(value, dict):
+            return _Weight(_PATTERN_WEIGHT * len(value)) + inner
         return inner
 
-    def _of_properties(self, properties: dict[str, Any]) -> _Weight:
-        each = [self.of(one) for one in properties.values()]  # once: they may be nested deeply
-        returns = max((one.returns for one in each), default=0)
-        return _Weight(1 + sum(one.parts for one in each), returns)
-
-    def _of_reference(self, reference: str) -> _Weight:
+    def _weigh_reference(self, reference: str) -> _Weight:
         if reference != "#" and not reference.startswith("#/"):
             raise ValueError(
                 f"the schema cannot be used: only references like #/$defs/name are followed, "
                 f"not {_short(reference)!r}"
             )
         if reference not in self._known:
-            self._known[reference] = _Weight(1, 1)  # what refers to itself counts once
-            self._known[reference] = self.of(self._target(reference))
+            self._known[reference] = _Weight(1, 1)  # a reference to itself counts once
+            self._known[reference] = self.weigh(self._target(reference))
         return self._known[reference]
 
     def _target(self, reference: str) -> Any:
@@ -149,32 +145,23 @@ class _Weigh:
         return node
 
 
-class _Check:
-    __slots__ = ("_validator", "_weight")
-
-    def __init__(self, validator: jsonschema_rs.Validator, weight: _Weight) -> None:
-        self._validator, self._weight = validator, weight
-
-    def problem(self, value: object) -> str | None:
-        """The first thing that is wrong, with the field's name; None if nothing is."""
-        try:
-            size = len(to_json(value))
-            steps = self._weight.steps(value, size)
-            if size > _MOST_ARGUMENTS or steps > _MOST_STEPS:
-                return "arguments: they are too large, or nested too deep, to be checked"
-            if self._validator.is_valid(value):
-                return None
-            if steps > _MOST_STEPS_TO_SAY:
-                return "arguments: they do not fit the schema"
-            error = next(iter(self._validator.iter_errors(value)))
-        except (ValueError, StopIteration):
-            return "arguments: this is not plain JSON"
-        return f"{_place(error.instance_path)}: {_short(error.message)}"
-
-
-def _place(path: list[str | int]) -> str:
+def _problem(validator: jsonschema_rs.Validator, weight: _Weight, value: object) -> str | None:
+    """Returns the first error with the field's name; None if the value is valid."""
+    try:
+        size = len(to_json(value))
+        steps = weight.steps(value, size)
+        if size > _MOST_ARGUMENTS or steps > _MOST_STEPS:
+            return "arguments: too large or nested too deep to check"
+        if validator.is_valid(value):
+            return None
+        if steps > _MOST_STEPS_TO_EXPLAIN:
+            return "arguments: do not fit the schema"
+        error = next(iter(validator.iter_errors(value)))
+    except (ValueError, StopIteration):
+        return "arguments: not plain JSON"
+    path = error.instance_path
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return place.lstrip(".") or "arguments"
+    return f"{place.lstrip('.') or 'arguments'}: {_short(error.message)}"
 
 
 def _short(text: str) -> str:

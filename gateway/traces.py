@@ -1,7 +1,7 @@
-"""Traces: what a run was busy with, as spans of OpenTelemetry, sent to a collector by OTLP over HTTP.
+"""Traces: the calls of ended runs as OpenTelemetry spans, sent to a collector by OTLP over HTTP.
 
-Whoever ends a run puts one record on a bounded queue. A task makes spans of the records in a thread and posts them. A
-collector that is dead or silent delays nothing: what does not fit the queue is dropped and counted.
+The end of a run puts one record on a bounded queue. A task makes spans of the records in a thread and posts them. A
+collector that is dead or silent delays no run: a full queue drops its oldest record and counts its spans.
 """
 
 import gzip
@@ -31,8 +31,8 @@ from gateway.domain.version import VERSION
 
 log = logging.getLogger(__name__)
 
-# The names below follow open-telemetry/semantic-conventions-genai@ac48b1f9df15fdf281b96cccf15eb707e1fc1868. The
-# conventions are in development and promise no stability.
+# The names follow open-telemetry/semantic-conventions-genai@ac48b1f9df15fdf281b96cccf15eb707e1fc1868. The conventions
+# are in development and may change.
 INVOKE_AGENT, CHAT, EXECUTE_TOOL = "invoke_agent", "chat", "execute_tool"
 OPERATION, PROVIDER = "gen_ai.operation.name", "gen_ai.provider.name"
 AGENT_ID, AGENT_NAME, CONVERSATION = (
@@ -54,9 +54,9 @@ TOOL_NAME, TOOL_CALL, TOOL_TYPE = "gen_ai.tool.name", "gen_ai.tool.call.id", "ge
 ARGUMENTS, RESULT = "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"
 INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 SYSTEM, ERROR = "gen_ai.system_instructions", "error.type"
-PROVIDERS: Mapping[str, str] = {"gemini": "gcp.gemini"}  # others are named as here
+PROVIDERS: Mapping[str, str] = {"gemini": "gcp.gemini"}  # other names are the same in both
 
-MOST_RUNS = 256  # that wait
+MOST_RUNS = 256  # in the queue
 BATCH_SPANS, BATCH_S = 512, 5.0
 POST_S, LAST_POST_S = 5.0, 1.0
 MOST_TRIES, LONGEST_PAUSE_S = 5, 30.0
@@ -68,7 +68,7 @@ AGAIN = frozenset({429, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Where traces go, and whether they hold what was said. It is equal to one that is configured alike."""
+    """The address of the collector, and whether spans hold messages. Equal configurations make equal values."""
 
     endpoint: str
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -76,7 +76,7 @@ class Collector:
 
 
 class Tracer:
-    """Takes runs that have ended, and posts their spans. What does not arrive is counted in the reports."""
+    """Queues ended runs and posts their spans. The reports count the spans that do not arrive."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Tracer:
             self._came, self._full = anyio.Event(), anyio.Event()
 
     async def close(self) -> None:
-        """One last post, within a second; none to a collector that did not answer before."""
+        """Posts the queue within a second, unless the collector did not answer the latest post."""
         with CancelScope(shield=True), anyio.move_on_after(LAST_POST_S):
             while self._runs and self._failing_since is None:
                 batch = self._batch()
@@ -147,9 +147,9 @@ class Tracer:
         return batch
 
     async def _post(self, batch: Sequence[RunTrace]) -> float | None:
-        """None: the collector has them. Else the seconds that it asks to wait, 0 if it names none, or less
-        if it refuses them for good."""
-        body = await to_thread.run_sync(partial(self._encoded, batch), abandon_on_cancel=True)
+        """Posts spans. Returns None if the collector accepted them, else the seconds that it asks to wait: 0 if it
+        names none, negative if it will never accept them."""
+        body = await to_thread.run_sync(partial(self._encode, batch), abandon_on_cancel=True)
         call = HttpCall("POST", self._url, self._headers, body, POST_S, POST_S)
         why, wait_s = f"no answer within {POST_S:g} s", 0.0
         try:
@@ -159,7 +159,7 @@ class Tracer:
                 if 200 <= answer.status < 300:
                     self._note(None)
                     return None
-                why = f"it answered {answer.status}"
+                why = f"the collector answered {answer.status}"
                 named = answer.headers.get("retry-after", "")
                 wait_s = min(LONGEST_PAUSE_S, float(named)) if named.isdecimal() else 0.0
                 wait_s = wait_s if answer.status in AGAIN else -1.0
@@ -182,29 +182,29 @@ class Tracer:
                 "traces_export_failed", extra={"why": why, "dropped": self._reports.spans_dropped}
             )
 
-    def _encoded(self, batch: Sequence[RunTrace]) -> bytes:
+    def _encode(self, batch: Sequence[RunTrace]) -> bytes:
         request = ExportTraceServiceRequest()
         of_resource = request.resource_spans.add()
         known = {"name": "exogate", "version": VERSION, "instance.id": self._instance}
         named = {f"service.{name}": value for name, value in known.items()}
-        describe(of_resource.resource, named)
+        add_attributes(of_resource.resource, named)
         scope = of_resource.scope_spans.add()
         scope.scope.name, scope.scope.version = "exogate", VERSION
         for run in batch:
             spans = spans_of(run, has_content=self._has_content)
-            # One whole conversation at a time: a batch may hold hundreds.
-            scope.spans.extend(map(self._cleaned, spans) if self._has_content else spans)
+            # One run at a time: a batch may hold hundreds of conversations.
+            scope.spans.extend(map(self._clean_span, spans) if self._has_content else spans)
         raw = request.SerializeToString()
         if not self._has_content:
             text = raw.decode("latin-1")
-            # Names of models, tools and conversations come from outside too, but seldom hold a secret.
+            # Names of models, tools and conversations are not trusted either, but seldom hold a secret.
             if "exo_" in text or self._clean(text) != text:
                 for span in scope.spans:
-                    self._cleaned(span)
+                    self._clean_span(span)
                 raw = request.SerializeToString()
         return gzip.compress(raw, 1)
 
-    def _cleaned(self, span: Span) -> Span:
+    def _clean_span(self, span: Span) -> Span:
         span.name = self._clean(span.name)
         for value in (one.value for one in span.attributes):
             if value.HasField("string_value"):
@@ -220,7 +220,7 @@ async def tracing(
     reports: RunReports,
     clean: Callable[[str], str] = str,
 ) -> AsyncIterator[Tracer]:
-    """A tracer at work. At the end it has a second for what is left."""
+    """Runs a tracer. At the end it has a second to post its queue."""
     tracer = Tracer(collector, http, clock, reports, clean)
     async with anyio.create_task_group() as group:
         group.start_soon(partial(supervise, "traces", tracer.run, clock), name="traces")
@@ -239,29 +239,26 @@ def _count(run: RunTrace) -> int:
 
 
 def spans_of(run: RunTrace, *, has_content: bool) -> Iterator[Span]:
-    """A run, and each call of a model or a tool in it. What runs inside a tool stands below its call."""
+    """Returns the spans of a run and of each call of a model or a tool. Calls inside a tool are its children."""
     trace = run.trace
     assert trace is not None
     yield _root(run, trace)
-    above = {one.inner: trace.child(one.inner) for one in run.calls if one.inner}
+    parents = {one.inner: trace.child(one.inner) for one in run.calls if one.inner}
     for number, call in enumerate(run.calls):
         is_model = call.kind == "model"
         made = _span(
             f"{CHAT if is_model else EXECUTE_TOOL} {call.name}",
             trace.trace_id,
             trace.child(call.inner or f"model {number}"),
-            above.get(call.part, trace.span_id),
+            parents.get(call.part, trace.span_id),
         )
         made.kind = Span.SPAN_KIND_CLIENT if is_model else Span.SPAN_KIND_INTERNAL
-        _time(made, run, call.began, call.ended or run.ended)
-        found = (
-            _of_model(call, has_content=has_content)
-            if is_model
-            else _of_tool(call, has_content=has_content)
-        )
-        describe(made, {**found, CONVERSATION: str(run.session_key)})
+        _set_times(made, run, call.began, call.ended or run.ended)
+        describe = _describe_model if is_model else _describe_tool
+        found = describe(call, has_content=has_content)
+        add_attributes(made, {**found, CONVERSATION: str(run.session_key)})
         if call.outcome != "ok":
-            _fail(made, call.outcome)
+            _mark_failed(made, call.outcome)
         yield made
 
 
@@ -269,11 +266,11 @@ def _root(run: RunTrace, trace: TraceContext) -> Span:
     key = run.session_key
     made = _span(f"{INVOKE_AGENT} {key.agent}", trace.trace_id, trace.span_id, trace.parent_id)
     made.kind = Span.SPAN_KIND_INTERNAL
-    _time(made, run, run.opened, run.ended)
-    asked = [one for one in run.calls if one.kind == "model" and not one.part]
+    _set_times(made, run, run.opened, run.ended)
+    model_calls = [one for one in run.calls if one.kind == "model" and not one.part]
     about = {
         OPERATION: INVOKE_AGENT,
-        PROVIDER: _provider(asked[-1]) if asked else None,
+        PROVIDER: _provider(model_calls[-1]) if model_calls else None,
         AGENT_ID: key.agent,
         AGENT_NAME: key.agent,
         CONVERSATION: str(key),
@@ -283,25 +280,25 @@ def _root(run: RunTrace, trace: TraceContext) -> Span:
         "exogate.channel": key.channel,
         "exogate.reason": run.reason,
     }
-    describe(made, about)
+    add_attributes(made, about)
     if run.reason in ERROR_TYPES:
-        _fail(made, run.reason)
+        _mark_failed(made, run.reason)
     return made
 
 
 def _span(name: str, *ids: str) -> Span:
-    """`ids`: of the trace, of the span, and of the one above."""
+    """`ids` are those of the trace, the span and its parent."""
     trace_id, span_id, parent_id = map(bytes.fromhex, ids)
     return Span(name=name, trace_id=trace_id, span_id=span_id, parent_span_id=parent_id, flags=1)
 
 
-def _time(span: Span, run: RunTrace, began: float, ended: float) -> None:
+def _set_times(span: Span, run: RunTrace, began: float, ended: float) -> None:
     offset = run.ended_at.timestamp() - run.ended
     span.start_time_unix_nano = int((began + offset) * 1e9)
     span.end_time_unix_nano = int((ended + offset) * 1e9)
 
 
-def _of_model(call: CallTrace, *, has_content: bool) -> dict[str, Any]:
+def _describe_model(call: CallTrace, *, has_content: bool) -> dict[str, Any]:
     found: dict[str, Any] = {OPERATION: CHAT, PROVIDER: _provider(call), REQUEST_MODEL: call.name}
     if (request := call.request) is not None:
         found |= {MAX_TOKENS: request.max_tokens, TEMPERATURE: request.temperature}
@@ -317,22 +314,18 @@ def _of_model(call: CallTrace, *, has_content: bool) -> dict[str, Any]:
         found |= {INPUT_TOKENS: usage.input_tokens, OUTPUT_TOKENS: usage.output_tokens}
         found |= {
             CACHE_READ: usage.cached_tokens or None,
-            REASONING: usage.reasoning_tokens or None,
+            CACHE_WRITE: usage.written_tokens or None,
         }
-        found[CACHE_WRITE] = usage.written_tokens or None
+        found[REASONING] = usage.reasoning_tokens or None
         if has_content:
-            said = _message(Message("assistant", reply.text, tool_calls=reply.tool_calls))
-            found[OUTPUT] = json.dumps([{**said, "finish_reason": reply.finish}])
+            message = _message(Message("assistant", reply.text, tool_calls=reply.tool_calls))
+            found[OUTPUT] = json.dumps([{**message, "finish_reason": reply.finish}])
     return found
 
 
-def _of_tool(call: CallTrace, *, has_content: bool) -> dict[str, Any]:
-    found = {
-        OPERATION: EXECUTE_TOOL,
-        TOOL_NAME: call.name,
-        TOOL_CALL: call.id,
-        TOOL_TYPE: "function",
-    }
+def _describe_tool(call: CallTrace, *, has_content: bool) -> dict[str, Any]:
+    found = {OPERATION: EXECUTE_TOOL, TOOL_NAME: call.name}
+    found |= {TOOL_CALL: call.id, TOOL_TYPE: "function"}
     if has_content:
         found[ARGUMENTS] = call.arguments
         found[RESULT] = call.result.content if call.result else ""
@@ -356,13 +349,13 @@ def _message(message: Message) -> dict[str, Any]:
     return {"role": message.role, "parts": parts}
 
 
-def _fail(span: Span, why: str) -> None:
+def _mark_failed(span: Span, why: str) -> None:
     span.status.code = Status.STATUS_CODE_ERROR
-    describe(span, {ERROR: why})
+    add_attributes(span, {ERROR: why})
 
 
-def describe(target: Span | Resource, values: Mapping[str, Any]) -> None:
-    """Without what is not known. Filled in place: to make each message first and copy it takes four times as long."""
+def add_attributes(target: Span | Resource, values: Mapping[str, Any]) -> None:
+    """Adds the values that are not None. They are filled in place: making and copying them takes four times as long."""
     add = target.attributes.add
     for name, value in values.items():
         if value is not None:
@@ -382,5 +375,5 @@ def _fill(target: AnyValue, value: Any) -> None:
         case list():
             for one in value:
                 _fill(target.array_value.values.add(), one)
-        case _:  # half a character has no place there
+        case _:  # the field accepts no lone surrogate
             target.string_value = str(value).encode("utf-8", "replace").decode()

@@ -63,7 +63,6 @@ from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker
 from gateway.web.asgi import Routes, WebApp, method_routes
-from gateway.web.asgi import build as build_web
 from gateway.web.chat import ChatApi, ChatMethods, McpApi
 from gateway.web.documents import asyncapi, documented
 from gateway.web.health import Health, StoreWatch
@@ -162,7 +161,6 @@ class Gateway:
             self.reloads.tell = partial(cluster.hints.publish, RELOAD, {})
             shared.keys.publish = shared.meter.tell = partial(cluster.hints.publish, CHANGED, {})
             self.channels.duties = cluster.work
-            self.watch.health.degraded = lambda: cluster.hints.degraded
             cluster.present(lambda: self.now.made.config, lambda: not self.health.reasons())
         self._begin(first)
 
@@ -321,13 +319,14 @@ class Gateway:
         identities = Identities(settings, clock, audit, keys.note_use)
         keys.attach(identities)
         registry, routes = self._doors(self.now, self.front, self.replays, identities)
-        app = self._app = build_web(
+        cluster = self.shared.cluster
+        app = self._app = WebApp(
             settings,
             registry,
-            routes=routes,
+            identities,
             ready=self.watch.reasons,
-            identities=identities,
-            degraded=lambda: self.health.degraded(),
+            routes=routes,
+            degraded=lambda: cluster.hints.degraded if cluster else (),
         )
         app.open_webhooks(self.channels.webhooks)
         return app

@@ -1,6 +1,6 @@
-"""Access: who may talk, and who may give commands; judged before anything is written or paid for.
+"""Access control: decides who may talk and who may give commands, before any write or model call.
 
-In direct chats strangers ask with a pairing code, which an operator or an owner approves.
+In a direct chat a stranger gets a pairing code, which an operator or an owner approves.
 """
 
 import logging
@@ -26,17 +26,17 @@ NAMES = (
     *("new", "stop", "status", "usage", "model", "context", "memory", "queue", "pair"),
     *("whoami", "help", "reset"),
 )
-MOST_NOTED = 1_000  # closed rooms that were logged
+MOST_NOTED = 1_000  # closed rooms that are logged
 NOT_KNOWN = (
     "I do not know you yet, so I have not read your message. If you belong here, ask my owner to "
     "run `exogate pair approve {code}`, or to send me `/pair approve {code}`. The code is valid for "
     "an hour."
 )
-ALPHABET = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # without what looks alike
+ALPHABET = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # without characters that look alike
 CODE_LENGTH = 8
 LIFE = timedelta(hours=1)
 MOST_WRONG, WITHIN_S, LOCKED_S = 5, 60.0, 300.0
-MOST_KNOWN = 4096  # people
+MOST_KNOWN = 4096  # people in memory
 LONGEST_NAME = 100
 MOST_LISTED = 100
 _COMMAND = re.compile(r"/([A-Za-z]+)(?:@[\w.-]+)?(?:\s+(.*))?", re.DOTALL)
@@ -46,20 +46,20 @@ Place = tuple[str, str]  # channel and account
 
 @dataclass(frozen=True, slots=True)
 class TurnForAgent:
-    """The message is for the agent."""
+    """The message starts a turn of the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Nothing is written and nobody is answered; `why` is counted."""
+    """The message is dropped without an answer; `why` is counted."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The peer is answered with a text, once; no model is asked. The request of who `asked` to talk
-    is committed with it."""
+    """The peer gets a fixed text, once, without a model call. The pairing request `asked` is
+    committed with the text."""
 
     text: str
     asked: Pairing | None = None
@@ -68,7 +68,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The peer gave a command and may: `name` without its slash."""
+    """The sender gave a command and may give it; `name` has no slash."""
 
     name: str
     argument: str
@@ -80,13 +80,14 @@ Verdict = TurnForAgent | Ignored | Answered | Command
 class PairingNotFound(NotFound):
     def __init__(self) -> None:
         GatewayError.__init__(
-            self, "no pairing request has that code: a code works once, for an hour"
+            self, "no pairing request has that code; a code is valid once, for one hour"
         )
 
 
 @dataclass(slots=True)
 class _Guesses:
-    """Wrong codes of the owners of one account, or of operators: none of them locks the others out."""
+    """The wrong codes entered for one account by its owners, or by operators. Each account has its
+    own lock."""
 
     wrong: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_WRONG))
     locked_until: float = 0.0
@@ -94,17 +95,17 @@ class _Guesses:
 
 @dataclass(slots=True)
 class AccessControl:
-    """Implements Approvals; `at` limits a decision to a channel's account. Judges messages. Pairing
-    counts in direct chats alone, so that no approval can open a room."""
+    """Judges messages and implements Approvals; `at` limits a decision to one account of a channel.
+    Pairing applies only in direct chats, so an approval never opens a room."""
 
     store: ChannelStore
     audit: Audit
     clock: Clock
     ids: Ids
     publish: Publish = lambda _type, _payload: None
-    # People who are paired; None: who are at least not blocked.
+    # Paired people; None means only that the person is not blocked.
     _known: dict[tuple[str, str, str], Pairing | None] = field(default_factory=dict)
-    _revoked: int = 0  # so often; what was read before may hold no more
+    _revoked: int = 0  # number of revocations; an earlier read may be outdated
     _guesses: defaultdict[Place | None, _Guesses] = field(
         default_factory=lambda: defaultdict(_Guesses)
     )
@@ -112,7 +113,8 @@ class AccessControl:
 
     # ------------------------------------------------------------------------------- verdicts
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
-        """Costs no token. Raises StoreUnavailable: then the message is refused, not let in."""
+        """Decides what a message becomes, without a model call. Raises StoreUnavailable; the
+        message is then refused."""
         if message.kind == "group":
             return self._judge_in_room(channel, message)
         is_listed = message.sender.id in channel.allow_from
@@ -140,7 +142,7 @@ class AccessControl:
     async def _judge_stranger(
         self, channel: ChannelDef, message: Incoming, known: Pairing | None
     ) -> Verdict:
-        """Whoever waits, or was denied, is answered nothing more."""
+        """Answers a stranger once; a person who waits or was denied gets no further answer."""
         asked = None if known else await self.ask(channel.name, channel.account, message.sender)
         if asked is None:
             return Ignored("not_paired")
@@ -151,7 +153,7 @@ class AccessControl:
         rule = channel.groups.get(message.peer, channel.groups.get("*"))
         room, person = (channel.name, message.peer), message.sender.id
         if rule is None:
-            # Logged once a room: whoever wants to open it needs its id.
+            # One line a room gives the operator the id that opens it.
             if room not in self._noted and len(self._noted) < MOST_NOTED:
                 self._noted.add(room)
                 log.info("room_closed", extra={"channel": channel.name, "room": message.peer})
@@ -166,7 +168,8 @@ class AccessControl:
         return TurnForAgent()
 
     async def find(self, channel: str, account: str, person: str) -> Pairing | None:
-        """As it holds now: an expired request is none. Raises StoreUnavailable."""
+        """Returns the person's pairing; None also if a request has expired. Raises
+        StoreUnavailable."""
         who = (channel, account, person)
         if (known := self._known.get(who)) is not None:
             return known
@@ -179,8 +182,7 @@ class AccessControl:
         return found
 
     async def is_blocked(self, channel: str, account: str, person: str) -> bool:
-        """Asked of those as well who need no pairing; most are in memory. Raises
-        StoreUnavailable."""
+        """True if the person is denied. Most answers come from memory. Raises StoreUnavailable."""
         who = (channel, account, person)
         if who in self._known:
             return False
@@ -198,7 +200,7 @@ class AccessControl:
                 del self._known[next(iter(self._known))]
 
     def forget_all(self) -> None:
-        """Another node may have decided."""
+        """Drops the memory of pairings, because another node may have changed them."""
         self._known.clear()
         self._revoked += 1
 
@@ -208,8 +210,8 @@ class AccessControl:
 
     # ------------------------------------------------------------------------------- requests
     async def ask(self, channel: str, account: str, sender: Sender) -> tuple[Pairing, str] | None:
-        """The request to be committed, with the code that the person is told; None: nothing is. A
-        stranger who goes on and on, or comes to a full queue, costs no commit. Raises
+        """Returns the pairing request to commit and the code for the person; None if the person or
+        the channel has too many requests, so a persistent stranger costs no commit. Raises
         StoreUnavailable."""
         code, now = _new_code(self.ids), self.clock.now()
         name = sender.name and printable(sender.name[:LONGEST_NAME])
@@ -221,7 +223,7 @@ class AccessControl:
         return asked, f"{code[:half]}-{code[half:]}"
 
     def report_request(self, asked: Pairing) -> None:
-        """The request is committed, with what the person is told."""
+        """Logs and publishes a committed pairing request."""
         log.info("pairing_requested", extra={"channel": asked.channel, "person": asked.person})
         self.publish("pair.asked", _payload(asked))
 
@@ -250,7 +252,7 @@ class AccessControl:
             return
         found = await self.store.find_pairing(channel, account, person)
         if found is not None and found.state == "denied":
-            raise Conflict(f"{_named(channel, account, person)} is blocked: unblock lifts that")
+            raise Conflict(f"{_named(channel, account, person)} is blocked; unblock the person")
         raise NotFound(_named(channel, account, person))
 
     async def turn_away(
@@ -277,14 +279,13 @@ class AccessControl:
         self._forget((channel, account, person))
         if not is_gone:
             raise NotFound(f"blocked {_named(channel, account, person)}")
-        payload = {"channel": channel, "account": account, "person": person}
-        self._note("pair.unblocked", by, payload)
+        self._note("pair.unblocked", by, _person(channel, account, person))
 
     async def _remove_paired(self, channel: str, account: str, person: str, by: str) -> bool:
         is_gone = await self.store.remove_pairing(channel, account, person, state="paired")
         self._forget((channel, account, person))
         if is_gone:
-            payload = {"channel": channel, "account": account, "person": person, "revoked": True}
+            payload = {**_person(channel, account, person), "revoked": True}
             self._note("pair.denied", by, payload)
         return is_gone
 
@@ -297,7 +298,7 @@ class AccessControl:
         guesses = self._guesses[at]
         rest_s = guesses.locked_until - self.clock.monotonic()
         if rest_s > 0:
-            why = f"too many wrong codes: none is taken for another {rest_s:.0f} s"
+            why = f"too many wrong codes; try again in {rest_s:.0f} s"
             raise Busy(why, retry_after_s=rest_s)
         digest, now = _digest(code), self.clock.now()
         decided = None
@@ -321,14 +322,14 @@ class AccessControl:
             log.warning("pairing_codes_locked")
 
     def _note(self, kind: AuditKind, by: str, payload: Mapping[str, object]) -> None:
-        """The decision is committed already: noting it must not fail any more."""
+        """Logs and audits a committed decision; it must not fail."""
         log.info("pairing_decided", extra={"deed": kind, "by": by})
         self.audit.append_soon(AuditEvent(self.clock.now(), kind, by, payload))
 
 
 def command_in(text: str) -> Command | None:
-    """A word with a slash that is no command is plain text."""
-    # Of blanks those that adapters look behind, too, where somebody else's words are handed on.
+    """Returns the command in a text; None for plain text, which includes unknown /words."""
+    # Strips only the blanks that adapters also skip when they mark forwarded text.
     match = _COMMAND.fullmatch(text.strip(" \t\r\n"))
     if match is None or match[1].lower() not in NAMES:
         return None
@@ -336,28 +337,31 @@ def command_in(text: str) -> Command | None:
 
 
 def _allowed(command: Command | None, known: Pairing | None) -> Verdict:
-    """Who may talk is for owners alone to decide."""
+    """Returns a command that the person may give, else a turn. Only owners may give `/pair`."""
     if command is None or (command.name == "pair" and not (known and known.is_owner)):
         return TurnForAgent()
     return command
 
 
 def _new_code(ids: Ids) -> str:
-    """An id is made of 80 random bits, a code needs 40."""
+    """Returns a code of 40 random bits out of an id, which has 80."""
     number = int.from_bytes(sha256(ids.new().encode()).digest())
     size = len(ALPHABET)
     return "".join(ALPHABET[number // size**place % size] for place in range(CODE_LENGTH))
 
 
 def _digest(code: str) -> str:
-    """However it was typed."""
+    """Returns the digest of a code; case, blanks and dashes do not matter."""
     plain = "".join(code.upper().replace("-", "").split())
     return sha256(plain[: 2 * CODE_LENGTH].encode("utf-8", "replace")).hexdigest()
 
 
 def _payload(one: Pairing) -> dict[str, object]:
-    who = {"channel": one.channel, "account": one.account, "person": one.person}
-    return {**who, "name": one.name}
+    return {**_person(one.channel, one.account, one.person), "name": one.name}
+
+
+def _person(channel: str, account: str, person: str) -> dict[str, object]:
+    return {"channel": channel, "account": account, "person": person}
 
 
 def _named(channel: str, account: str, person: str) -> str:

@@ -1,6 +1,6 @@
-"""The JSON of adapters: read strictly and bounded, never trusted; with the schemas of all of it.
+"""Reads and writes the JSON of adapters strictly and within bounds, and publishes its schemas.
 
-Text without a UTF-8 form is marked before an adapter sees it, so that it costs only its one message.
+The host marks text that has no UTF-8 form before an adapter sees it, so that only its message fails.
 """
 
 import re
@@ -28,12 +28,12 @@ LARGEST_DESCRIPTION = 256 * 1024  # characters
 MOST_MESSAGES = 1_000  # of one call
 MOST_REQUESTS = 20
 LONGEST_ID = 256
-LARGEST_STATE = 64 * 1024  # characters, for both are written with a message
-LARGEST_ANSWER = 4 * 1024  # bytes of JSON
+LARGEST_STATE = 64 * 1024  # characters; the store writes it with a message
+LARGEST_ANSWER = 4 * 1024  # bytes of JSON; the store writes it with a message
 LARGEST_READ = 1_048_576
-NOT_UNICODE = "its text holds half of a surrogate pair or bytes that are no UTF-8"
+NOT_UNICODE = "its text holds half of a surrogate pair or bytes that are not UTF-8"
 
-# Two noncharacters: no person types them, and no adapter takes them for markup.
+# Two noncharacters: people do not type them, and adapters do not read them as markup.
 MARK = "\ufdd0\ufdd1"
 MENDED = "\N{REPLACEMENT CHARACTER}"
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -44,7 +44,7 @@ _MAY_HOLD_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 T = TypeVar("T")
 
 
-# Each is made when it is needed: most gateways have no channel, and they take megabytes.
+# Built on first use: a TypeAdapter takes megabytes, and most gateways have no channel.
 _type_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
@@ -54,7 +54,8 @@ def _validated(kind: type[T], text: str) -> T:
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """JSON Schemas of all that crosses between host and adapter, published under docs/schemas."""
+    """Returns the JSON Schemas of the values between host and adapter, published under
+    docs/schemas."""
     published: dict[str, type] = {
         "describe": Description,
         "event": AdapterEvent,
@@ -68,20 +69,20 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 # --------------------------------------------------------------------------- results of adapters
 def read_description(text: str) -> Description:
-    """Raises ValueError with what is wrong, on one line."""
+    """Raises ValueError with the problem on one line."""
     if len(text) > LARGEST_DESCRIPTION:
-        raise ValueError(f"what it describes is larger than {LARGEST_DESCRIPTION // 1024} KiB")
+        raise ValueError(f"its description is larger than {LARGEST_DESCRIPTION // 1024} KiB")
     try:
         return _validated(Description, text)
     except ValidationError as error:
-        raise ValueError(f"what it describes cannot be used: {_first(error)}") from error
+        raise ValueError(f"its description is invalid: {_first(error)}") from error
 
 
 def read_formatted(text: str) -> Formatted:
     """Raises AdapterFailed."""
     formatted = _read(Formatted, text, "format-outgoing")
     if len(formatted.requests) > MOST_REQUESTS:
-        raise AdapterFailed(f"format-outgoing made more than {MOST_REQUESTS} requests")
+        raise AdapterFailed(f"format-outgoing returned more than {MOST_REQUESTS} requests")
     return formatted
 
 
@@ -94,8 +95,8 @@ def read_parsed(text: str) -> Parsed:
 
 
 def read_each(text: str, *, is_marked: bool) -> tuple[Parsed, Sequence[Unusable]]:
-    """Each message for itself: one that cannot be used costs no other. `is_marked`: what the adapter
-    was shown has marks in it. Raises AdapterFailed if nothing of it can be used."""
+    """Reads each message on its own, so that an unusable one does not cost the others. `is_marked`
+    says that the adapter's input has marks. Raises AdapterFailed if no part is usable."""
     plain, has_halves = mark_invalid(text.encode())
     if not is_marked and not has_halves:
         try:
@@ -108,7 +109,7 @@ def read_each(text: str, *, is_marked: bool) -> tuple[Parsed, Sequence[Unusable]
     found = _apart(plain.decode())
     if found is None:
         read_parsed(plain.decode())
-        raise AdapterFailed("parse-incoming gave what cannot be used")
+        raise AdapterFailed("parse-incoming returned an invalid answer")
     return found
 
 
@@ -121,7 +122,7 @@ def write_event(event: AdapterEvent) -> bytes:
 
 
 def write_context(context: ReplyContext) -> str:
-    """The JSON that is kept with a message."""
+    """Returns the JSON that the store keeps with a message."""
     return to_json(context).decode()
 
 
@@ -130,7 +131,7 @@ def read_context(text: str) -> ReplyContext:
 
 
 def _apart(text: str) -> tuple[Parsed, Sequence[Unusable]] | None:
-    """None if it fails as a whole."""
+    """Reads an answer message by message; None if the answer as a whole is invalid."""
     try:
         whole = from_json(text, allow_inf_nan=False)
         given = whole.pop("messages", [])
@@ -154,7 +155,7 @@ def _read_one(given: Any) -> Incoming | Unusable:
     if raw == text:
         return message
     ids = [given.get(name) for name in ("peer", "guild", "team", "thread", "platform_id", "key")]
-    # Without their marks two ids may look alike.
+    # Two different ids may become equal once their marks are replaced.
     is_certain = not any(MARK in one for one in (*ids, given["sender"]["id"]) if one)
     why = NOT_UNICODE if is_certain else f"{NOT_UNICODE}, in an id"
     return Unusable(why, text, message, is_certain)
@@ -170,32 +171,32 @@ def _bounded(parsed: Parsed) -> Parsed:
 
 def _require_few(messages: Sequence[object]) -> None:
     if not isinstance(messages, Sequence):
-        raise AdapterFailed("parse-incoming: messages is no list")
+        raise AdapterFailed("parse-incoming: messages is not a list")
     if len(messages) > MOST_MESSAGES:
-        raise AdapterFailed(f"parse-incoming made more than {MOST_MESSAGES} messages of one call")
+        raise AdapterFailed(f"parse-incoming returned more than {MOST_MESSAGES} messages")
 
 
 def _read(kind: type[T], text: str, function: str) -> T:
     try:
         return _validated(kind, text)
     except ValidationError as error:
-        raise AdapterFailed(f"{function} gave what cannot be used: {_first(error)}") from error
+        raise AdapterFailed(f"{function} returned an invalid answer: {_first(error)}") from error
 
 
 def _check(message: Incoming) -> None:
-    """Ids become parts of keys: none is empty or endless."""
+    """Raises AdapterFailed for an empty or overlong id, because ids become parts of keys."""
     if message.answer and len(to_json(message.answer)) > LARGEST_ANSWER:
         raise AdapterFailed(f"parse-incoming: answer is larger than {LARGEST_ANSWER} bytes")
     names = ("peer", "platform_id", "guild", "team", "thread", "key")
     ids = {"sender.id": message.sender.id} | {name: getattr(message, name) for name in names}
     for name, value in ids.items():
         if value is not None and not 0 < len(value) <= LONGEST_ID:
-            raise AdapterFailed(f"parse-incoming: {name} has to have 1 to {LONGEST_ID} characters")
+            raise AdapterFailed(f"parse-incoming: {name} must have 1 to {LONGEST_ID} characters")
 
 
 def _first(error: ValidationError) -> str:
-    """Where and what; never the value, which may be of any size. Where several kinds are possible,
-    errors of another kind than the one that was meant are suppressed."""
+    """Returns the place and the problem of the first error, without the value, which has no bound.
+    In a union only errors of the intended type count."""
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     others = {one["loc"][:-1] for one in errors if one["loc"][-1:] == ("type",)}
     meant = [
@@ -210,8 +211,8 @@ def _first(error: ValidationError) -> str:
 
 # ---------------------------------------------------------------------------------- invalid text
 def mark_invalid(body: bytes) -> tuple[bytes, bool]:
-    """JSON with MARK for each half of a surrogate pair and each byte that is no UTF-8, and whether
-    there was any. What is no JSON stays as it is."""
+    """Returns JSON with MARK for each half of a surrogate pair and each byte that is not UTF-8, and
+    whether it holds a mark. Text that is not JSON stays unchanged."""
     if body.lstrip()[:1] not in (b"{", b"["):
         return body, False
     try:
@@ -221,20 +222,22 @@ def mark_invalid(body: bytes) -> tuple[bytes, bool]:
     else:
         if _MAY_HOLD_HALF.search(body) is None:
             return body, False
-    if "\0" not in text:  # which stands in no JSON; a backslash that is escaped begins no escape
+    # JSON holds no \0, so \0\0 can stand for an escaped backslash, which begins no escape.
+    if "\0" not in text:
         text = _HALF_ESCAPE.sub(MARK, text.replace(r"\\", "\0\0")).replace("\0\0", r"\\")
     changed = text.encode()
     return changed, changed != body
 
 
 def readable(frame: str) -> str:
-    """JSON that can be read whatever a platform wrote, for what the host itself looks at."""
+    """Returns a platform's JSON without invalid text, for the parts that the host reads itself."""
     changed, is_changed = mark_invalid(frame.encode(errors="replace"))
     return changed.decode().replace(MARK, MENDED) if is_changed else frame
 
 
 def read_json(text: bytes | str) -> object:
-    """None for what is none, and for so much that reading it would hold up everybody else."""
+    """Returns the JSON value; None for other text, and for text so long that parsing would block
+    the event loop."""
     if len(text) > LARGEST_READ:
         return None
     shown = text if isinstance(text, str) else text.decode(errors="replace")

@@ -1,7 +1,7 @@
 """The protocol between host and channel adapter: recipes as data, messages in, requests out.
 
-The types are read from JSON as they stand here (adapter_json.py); what is checked beyond types is checked in
-`__post_init__`, with a ValueError that names the field.
+adapter_json.py reads these types from JSON. `__post_init__` checks more than the types, and raises a
+ValueError that names the field.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Table = Mapping[str, object]
 
 
 class Strict:
-    """What has more keys than these cannot be read."""
+    """Unknown keys are an error."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[Table] = {
@@ -26,26 +26,26 @@ class Strict:
 
 
 class Tolerant:
-    """More keys may be there; they are not looked at."""
+    """Unknown keys are ignored."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[Table] = {"extra": "ignore", "strict": True}
 
 
 def _check_between(name: str, value: float | None, least: float, most: float) -> None:
-    """Where nothing is given, nothing is wrong."""
+    """Raises ValueError for a value out of the range; None is valid."""
     if value is not None and not least <= value <= most:
-        raise ValueError(f"{name}: {least:,} to {most:,}")
+        raise ValueError(f"{name}: must be {least:,} to {most:,}")
 
 
-# A path leads into a JSON value: names with dots between, `d.session_id`; a number is a place in a
-# list. In texts of recipes the host fills in `{api_base}`, `{config.NAME}`, `{state}`,
-# `{webhook_url}`, `{kept.NAME}` and, on the way out only, `${secret:NAME}`.
+# A path addresses a part of a JSON value: names joined by dots, as in `d.session_id`; a number is an
+# index of a list. The host fills `{api_base}`, `{config.NAME}`, `{state}`, `{webhook_url}` and
+# `{kept.NAME}` into the texts of recipes. Only requests also get `${secret:NAME}`.
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecipe:
-    """A request that the host makes."""
+    """A request that the host sends."""
 
     url: str
     method: str = "GET"
@@ -55,13 +55,13 @@ class CallRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Verify(Strict):
-    """How the host proves that a webhook call is genuine, over the raw bytes.
+    """The recipe by which the host verifies a webhook call over its raw bytes.
 
-    hmac and ed25519 sign the text that `signs` makes of `{timestamp}`, `{id}` and `{body}`; a token
-    stands in the header as it is. `secret` names a secret of the channel, `key` a public key in its
-    `config`. With several recipes exactly one has to fit: the one whose `when` the `config` meets.
-    With `dedupe = "body"` the digest of the body tells a call from others, not `platform_id`: for
-    platforms that sign the body alone and give the id in a header, where anybody can change it.
+    hmac and ed25519 sign the text that `signs` composes of `{timestamp}`, `{id}` and `{body}`; the
+    header holds a token literally. `secret` names a secret of the channel, `key` a public key in its
+    `config`. Of several recipes the `config` must meet the `when` of exactly one. `dedupe = "body"`
+    identifies a call by the digest of its body instead of `platform_id`: for platforms that sign
+    only the body and send the id in a header, which a caller can change.
     """
 
     type: Literal["hmac_sha256", "ed25519", "token"]
@@ -71,7 +71,7 @@ class Verify(Strict):
     prefix: str = ""
     encoding: Literal["hex", "base64"] = "hex"
     signs: str = "{body}"
-    several: bool = False  # signatures with spaces between, of which one has to fit
+    several: bool = False  # the header holds signatures, separated by spaces; one must be valid
     secret_form: Literal["text", "whsec"] = "text"
     id_header: str | None = None
     timestamp_header: str | None = None
@@ -83,21 +83,22 @@ class Verify(Strict):
 
     def __post_init__(self) -> None:
         if (self.type == "ed25519") != (self.key is not None):
-            raise ValueError("key: ed25519 needs one, nothing else has one")
+            raise ValueError("key: required for ed25519, not allowed for other types")
         if (self.type == "ed25519") != (self.secret is None):
-            raise ValueError("secret: hmac_sha256 and token need one, ed25519 has none")
+            raise ValueError("secret: required for hmac_sha256 and token, not allowed for ed25519")
         if ("{timestamp}" in self.signs) != (self.timestamp_header is not None):
-            raise ValueError("signs: a timestamp that is not signed proves nothing")
+            raise ValueError("signs: {timestamp} and timestamp_header need each other")
         if ("{id}" in self.signs) != (self.id_header is not None):
-            raise ValueError("signs: an id that is not signed proves nothing")
+            raise ValueError("signs: {id} and id_header need each other")
         if self.type != "token" and "{body}" not in self.signs:
-            raise ValueError("signs: it has to contain {body}")
+            raise ValueError("signs: must contain {body}")
         _check_between("window_s", self.window_s, 1, 3_600)
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge(Strict):
-    """A question in the query that the host answers itself: `secret` has to stand in `given`."""
+    """A question in the query that the host answers itself. The parameter `given` must hold
+    `secret`, and the answer is the parameter `answer`."""
 
     secret: str
     given: str
@@ -108,11 +109,11 @@ class Challenge(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Webhook(Strict):
-    """The platform calls us. `setup` is made at each start, if all that it names is there."""
+    """The platform calls the gateway. Each start sends `setup` if all its placeholders are set."""
 
     type: Literal["webhook"]
     methods: tuple[str, ...] = ("POST",)
-    paths: tuple[str, ...] = ("",)  # below /webhooks/NAME; `*` is one segment
+    paths: tuple[str, ...] = ("",)  # below /webhooks/NAME; `*` matches one segment
     challenge: Challenge | None = None
     setup: CallRecipe | None = None
     max_body_bytes: int = 1_048_576
@@ -120,12 +121,12 @@ class Webhook(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Poll(Strict):
-    """The host asks again and again; `{state}` is what the adapter returned last. An answer that it
-    fails at again and again comes once more with `skip`: then the state after it is all that counts."""
+    """The host polls the platform; `{state}` is the adapter's last state. If the adapter fails
+    repeatedly at an answer, the host passes it once more with `skip` and uses only the new state."""
 
     type: Literal["poll"]
     request: CallRecipe
-    interval_s: float = 0.0  # between an answer and the next question
+    interval_s: float = 0.0  # between an answer and the next request
     timeout_s: float = 60.0
     setup: CallRecipe | None = None
 
@@ -135,8 +136,8 @@ Act = Literal["event", "identify", "beat", "alive", "ready", "reconnect", "renew
 
 @dataclass(frozen=True, slots=True)
 class FrameRule(Strict):
-    """What the host does with a frame that has these values at these paths; the first rule that
-    fits counts. `keep` puts values of the frame aside by name."""
+    """The acts of the host for a frame that has the values of `when` at their paths; the first
+    matching rule applies. `keep` stores values of the frame by name."""
 
     when: Table
     do: tuple[Act, ...] = ()
@@ -145,22 +146,22 @@ class FrameRule(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(Strict):
-    """`frame` is sent every `every_s`, or as often as the kept value says."""
+    """Sends `frame` every `every_s` seconds, or at the interval of the kept value `kept_ms`."""
 
     frame: Table
     every_s: float | None = None
     kept_ms: str | None = None
-    needs_answer: bool = True  # `alive` between two beats, or the connection is dead
+    needs_answer: bool = True  # without `alive` between two beats the connection is dead
 
 
 @dataclass(frozen=True, slots=True)
 class Socket(Strict):
-    """A connection that the host opens and keeps; a machine of states, described.
+    """A WebSocket that the host opens and keeps open, described as a state machine.
 
-    Where it leads: `url`, or what `open` answers at `url_at`, or when resuming the kept value
-    `resume_url`. `identify` is sent for a new session, `resume` once all that it names is kept.
-    `kept` values last over restarts, and those that a frame with `event` brings count from its
-    commit on. `renew`: open another connection first, then close this one.
+    Its address is `url`, or the value at `url_at` in the answer to `open`, or the kept value
+    `resume_url` for a resumed session. The host sends `resume` once all its placeholders are kept,
+    else `identify` for a new session. `kept` values last over restarts; values of a frame with
+    `event` count from its commit. The act `renew` opens another connection, then closes this one.
     """
 
     type: Literal["socket"]
@@ -172,15 +173,15 @@ class Socket(Strict):
     heartbeat: Heartbeat | None = None
     identify: Table | None = None
     resume: Table | None = None
-    acknowledge: Table | None = None  # sent after the commit; `{frame.PATH}` is of the frame
-    fatal_codes: tuple[int, ...] = ()  # stop, and tell the operator
-    fresh_codes: tuple[int, ...] = ()  # forget the session, then connect
-    reasons: Mapping[str, str] = field(default_factory=dict)  # by code: what the operator has to do
-    close_code: int = 4000  # ours, so that the session can be resumed
+    acknowledge: Table | None = None  # sent after the commit; `{frame.PATH}` is from the frame
+    fatal_codes: tuple[int, ...] = ()  # close codes that end the channel until an operator acts
+    fresh_codes: tuple[int, ...] = ()  # close codes that end the session; the host connects again
+    reasons: Mapping[str, str] = field(default_factory=dict)  # close code -> what to do
+    close_code: int = 4000  # the host closes with it, so that the session can be resumed
 
     def __post_init__(self) -> None:
         if (self.url is None) == (self.open is None):
-            raise ValueError("url, open: one of the two says where it leads")
+            raise ValueError("url, open: set exactly one")
 
 
 Transport = Webhook | Poll | Socket
@@ -188,7 +189,7 @@ Transport = Webhook | Poll | Socket
 
 @dataclass(frozen=True, slots=True)
 class Rate(Strict):
-    """So many requests in so much time: to one peer, to one room, or by the account."""
+    """At most `count` requests in `per_s` seconds: to one peer, to one room, or by the account."""
 
     scope: Literal["peer", "group", "account"]
     count: int
@@ -201,7 +202,7 @@ class Rate(Strict):
 
 @dataclass(frozen=True, slots=True)
 class TextLimits(Strict):
-    """What one message of the platform holds, and how often one may be sent."""
+    """The size of one message on the platform, and the rates for sending."""
 
     text: int = 4_000
     unit: Literal["utf16", "characters", "bytes"] = "characters"
@@ -213,10 +214,10 @@ class TextLimits(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Outbound(Strict):
-    """How the host reads what the platform answers.
+    """The recipe by which the host reads the platform's answers.
 
-    `retry_after` lists where a wait in seconds may stand: a path, or `header:NAME`. `error` leads
-    to the platform's word for what went wrong; a 200 is an error where `ok` leads to false.
+    `retry_after` lists the places of a wait in seconds: a path, or `header:NAME`. `error` is the
+    path of the platform's error word; a 200 with false at the path `ok` is an error.
     """
 
     secrets: tuple[str, ...] = ()
@@ -225,14 +226,14 @@ class Outbound(Strict):
     error: str | None = None
     retry_statuses: tuple[int, ...] = (408, 429, 500, 502, 503, 504)
     retry_errors: tuple[str, ...] = ()
-    done_errors: tuple[str, ...] = ()  # how the words begin for: it is so already
+    done_errors: tuple[str, ...] = ()  # prefixes of error words that mean success
     retry_after: tuple[str, ...] = ("header:retry-after",)
-    moved_to: str | None = None  # of an error: the peer that is to be used instead
-    idempotency: bool = False  # for people; of each request its own `idempotency` counts
+    moved_to: str | None = None  # path of the peer to use instead, in an error
+    idempotency: bool = False  # informative; the host uses the `idempotency` of each request
     edits: bool = False
     edit_every_s: float = 1.0
     edit_every_s_group: float = 3.0
-    typing_every_s: float | None = None  # None: there is no such thing
+    typing_every_s: float | None = None  # None: the platform shows no typing
 
     def __post_init__(self) -> None:
         _check_between("edit_every_s", self.edit_every_s, 0.1, 3_600)
@@ -242,7 +243,7 @@ class Outbound(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Description(Tolerant):
-    """What `describe` of an adapter answers. More keys may be there; they are not looked at."""
+    """The answer of an adapter's `describe`."""
 
     channel: str
     transports: tuple[Transport, ...]
@@ -252,24 +253,24 @@ class Description(Tolerant):
     verify: Verify | tuple[Verify, ...] = ()
     outbound: Outbound = Outbound()
     limits: TextLimits = TextLimits()
-    secrets: tuple[str, ...] = ()  # without which it cannot work
-    needs: tuple[str, ...] = ()  # names in `config` without which it cannot work
-    api_base: str | None = None  # where the platform is, unless `config.api_base` says otherwise
+    secrets: tuple[str, ...] = ()  # required secrets
+    needs: tuple[str, ...] = ()  # required names in `config`
+    api_base: str | None = None  # URL of the platform; `config.api_base` overrides it
 
     def __post_init__(self) -> None:
         kinds = [one.type for one in self.transports]
         if not kinds or len(set(kinds)) < len(kinds):
-            raise ValueError("transports: one at least, and each once")
+            raise ValueError("transports: give at least one, and each type once")
         if "webhook" in kinds and not self.recipes:
-            raise ValueError("verify: a webhook that nobody can verify gets no address")
+            raise ValueError("verify: required for a webhook")
         asked = [one.challenge for one in self.transports if isinstance(one, Webhook)]
         proving = {one.secret for one in (*self.recipes, *asked) if one is not None}
         if not proving.isdisjoint(self.outbound.secrets):
-            raise ValueError("outbound.secrets: what proves who calls is no adapter's to send")
+            raise ValueError("outbound.secrets: must not hold a secret that verifies calls")
 
     @property
     def largest_call(self) -> int:
-        """Bytes of the largest call of a webhook."""
+        """The size of the largest webhook call in bytes; 0 without a webhook."""
         calls = [one.max_body_bytes for one in self.transports if isinstance(one, Webhook)]
         return max(calls, default=0)
 
@@ -279,7 +280,7 @@ class Description(Tolerant):
 
 
 class Adapter(Protocol):
-    """A channel plugin in its sandbox; JSON text in, JSON text out."""
+    """A channel plugin in its sandbox. Takes and returns JSON text."""
 
     @property
     def plugin(self) -> PluginDef: ...
@@ -297,22 +298,22 @@ class Adapter(Protocol):
 # ------------------------------------------------------------------------------ messages in
 @dataclass(frozen=True, slots=True)
 class AdapterEvent(Strict):
-    """What `parse-incoming` is given: a call of the platform, its answer to a poll, or a frame.
-    Headers are in lower case, without those that prove who calls; secrets are taken out."""
+    """The input of `parse-incoming`: a call of the platform, its answer to a poll, or a frame. Header
+    names are in lower case; headers that prove the caller, and secrets, are removed."""
 
     transport: TransportKind
     headers: dict[str, str]
     account: str
     config: Table
-    state: str  # as it was returned last
+    state: str  # the last state that the adapter returned
     method: str | None = None
     path: str | None = None  # below /webhooks/NAME
     query: str | None = None
     status: int | None = None  # of an answer to a poll
-    skip: bool | None = None  # nobody could read this answer: only the state after it counts
+    skip: bool | None = None  # the answer was unreadable; the host uses only the returned state
     api_base: str | None = None
     body: str | None = None
-    body_base64: str | None = None  # instead of `body`, if that is no text
+    body_base64: str | None = None  # replaces `body` if it is not UTF-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,10 +334,9 @@ class Attachment(Tolerant):
 
 @dataclass(frozen=True, slots=True)
 class Incoming(Tolerant):
-    """A message as an adapter read it. Account, agent and channel are the host's to say: `account`
-    is not looked at. `answer` comes back with everything that is sent in reply to this message. `key`
-    tells a message from others where `platform_id` does not; the host sets it for calls whose recipe
-    has `dedupe = "body"`."""
+    """A message as an adapter reads it. The host decides account, agent and channel, and ignores
+    `account`. The adapter gets `answer` back with each reply to the message. `key` identifies the
+    message instead of `platform_id`; the host sets it for calls whose recipe has `dedupe = "body"`."""
 
     peer: str
     sender: Sender
@@ -347,25 +347,27 @@ class Incoming(Tolerant):
     guild: str | None = None
     team: str | None = None
     thread: str | None = None
-    shares_room: bool = False  # the thread is no conversation of its own
+    shares_room: bool = False  # the thread belongs to the conversation of its room
     timestamp: str | None = None  # ISO 8601, or seconds since 1970 as text
     reply_to: str | None = None
     mentions_me: bool = False
     attachments: tuple[Attachment, ...] = ()
-    invites: bool = False  # into that room; answered by `do: "join"` instead of a turn
+    invites: bool = (
+        False  # an invitation to the room; the host answers with `do: "join"`, not a turn
+    )
     answer: Table = field(default_factory=dict)
     key: str | None = None
 
     @property
     def dedupe_key(self) -> str:
-        """A second message of the channel with the same one is a duplicate."""
+        """The key that is unique for a message of the channel."""
         return self.key or self.platform_id
 
 
 @dataclass(frozen=True, slots=True)
 class HttpReply(Strict):
-    """What the platform is answered at once, after the commit. One that `promises` an answer is not
-    given for messages that nobody will answer: then it is an empty 200."""
+    """The immediate answer to the platform's call, sent after the commit. A reply that `promises` an
+    answer becomes an empty 200 if none of the messages gets one."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -375,7 +377,7 @@ class HttpReply(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Parsed(Tolerant):
-    """What `parse-incoming` answers."""
+    """The answer of `parse-incoming`."""
 
     messages: tuple[Incoming, ...] = ()
     reply: HttpReply | None = None
@@ -384,8 +386,8 @@ class Parsed(Tolerant):
 
 @dataclass(frozen=True, slots=True)
 class Unusable(Strict):
-    """A message of a batch that cannot be taken as it came. `text` is its JSON; with a `message` an
-    operator can have it taken so, and without `is_certain` it is not certain who says it, or where."""
+    """A message of a batch that the host cannot accept. `text` is its JSON. An operator can retry it
+    if it has a `message`. Without `is_certain` its sender or place may be wrong."""
 
     why: str
     text: str
@@ -396,7 +398,8 @@ class Unusable(Strict):
 # ----------------------------------------------------------------------------- requests out
 @dataclass(frozen=True, slots=True)
 class Idempotency:
-    """`header`: the host puts the key there; None: it stands in the request already."""
+    """The idempotency key of a request. The host sends it in `header`; None means that the request
+    holds it already."""
 
     key: str
     header: str | None = None
@@ -413,20 +416,21 @@ class AdapterRequest(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Formatted(Tolerant):
-    """What `format-outgoing` answers. `too_long`: cut the text smaller and ask again."""
+    """The answer of `format-outgoing`. `too_long` makes the host cut the text smaller."""
 
     requests: tuple[AdapterRequest, ...] = ()
-    edit: bool = False  # a message of these can be edited later
+    edit: bool = False  # the message can be edited later
     too_long: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyContext:
-    """Where an answer goes besides its address: kept with the message, handed back to the adapter."""
+    """The target of an answer beside its address. The store keeps it with the message, and the
+    adapter gets it back."""
 
     peer: str
     thread: str | None = None
-    reply_to: str | None = None  # the platform's id of the message that is answered
+    reply_to: str | None = None  # the platform's id of the answered message
     is_group: bool = False
     do: Literal["send", "join"] = "send"
     answer: Table = field(default_factory=dict)
@@ -434,8 +438,8 @@ class ReplyContext:
 
 @dataclass(frozen=True, slots=True)
 class AdapterReply(Strict):
-    """What `format-outgoing` is given. `answer` and `reply_to` are of the message that is answered;
-    `edits` is the platform's id of the message to edit; `key` is the same for the same part."""
+    """The input of `format-outgoing`. `answer` and `reply_to` come from the answered message.
+    `edits` is the platform's id of the message to edit. The same part always has the same `key`."""
 
     do: Literal["send", "edit", "typing", "join"]
     key: str

@@ -1,7 +1,7 @@
-"""Commands in the chat: carried out and answered by the gateway, without any model."""
+"""Chat commands: the gateway executes and answers them without a model call."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -24,7 +24,7 @@ from gateway.sessions.intake import Front
 from gateway.sessions.lanes import SessionQueues
 from gateway.sessions.runs import LiveRun
 
-MOST_FACTS = 20  # the newest
+MOST_FACTS = 20  # the newest ones
 MOST_READ = 5_000
 MOST_FOUND = 10
 LONGEST_SAID = 200
@@ -32,25 +32,25 @@ MODES: tuple[QueueMode, ...] = get_args(QueueMode)
 ALIASES: Mapping[str, str] = {"reset": "new"}
 ALONE = frozenset({"new", "stop", "status", "usage", "context", "help", "whoami"})
 UNROUTED = "No agent answers here."
-UNTIL = "It holds in this chat until `/new`"
+UNTIL = "This applies to this chat until `/new`"
 HELP = """\
-- `/new` begins a new conversation; what is known about you stays
-- `/stop` stops what is being answered, and what waits
-- `/status` shows agent, model, queue and what is left of the budget
-- `/usage` shows what was used
-- `/model [NAME]` shows the models, or chooses one for this chat
-- `/context` shows what the model was last shown
-- `/memory [WORDS]` shows what is known, or looks for it
-- `/queue [MODE]` shows or sets what becomes of messages that come while one is answered
-- `/pair [list|approve CODE|deny CODE]` decides who may talk to me (owners, in a direct chat)
-- `/whoami` shows who you are to me
-- `/help` shows this"""
+- `/new` starts a new conversation; facts about you are kept
+- `/stop` stops the running answer and the queued messages
+- `/status` shows agent, model, queue and budget
+- `/usage` shows the usage
+- `/model [NAME]` shows the models, or sets the model of this chat
+- `/context` shows the size of the last context
+- `/memory [WORDS]` shows the known facts, or searches them
+- `/queue [MODE]` shows or sets how messages are queued while an answer is running
+- `/pair [list|approve CODE|deny CODE]` manages who may talk to me (owners, in a direct chat)
+- `/whoami` shows your ids
+- `/help` shows this list"""
 PAIR_USAGE = "Write `/pair list`, `/pair approve CODE` or `/pair deny CODE`."
 
 
 @dataclass(frozen=True, slots=True)
 class _Invocation:
-    """A command of somebody, in a session."""
+    """One command of a sender in a session."""
 
     argument: str
     at: Address
@@ -61,8 +61,8 @@ class _Invocation:
 
 @dataclass(frozen=True, slots=True)
 class ChatCommands:
-    """`settled` comes back once all that was said in a session can be found;
-    `shared`: agents whose facts belong to all who talk to them."""
+    """Executes commands. `settled` waits until all turns of a session are indexed. `shared` are the
+    agents whose facts belong to everyone who talks to them."""
 
     front: Front
     spending: Ledger
@@ -74,10 +74,10 @@ class ChatCommands:
     access: AccessControl
 
     async def run(self, command: Command, channel: ChannelDef, message: Incoming) -> str:
-        """Who may give it was judged before."""
+        """Executes a command, whose permission AccessControl has checked, and returns the answer."""
         name, at = ALIASES.get(command.name, command.name), address_of(channel, message)
         if name in ALONE and command.argument:
-            return f"`/{name}` stands alone, so nothing was done. `/help` shows all commands."
+            return f"Nothing was done: `/{name}` takes no argument. `/help` shows all commands."
         if name == "help":
             return HELP
         if name == "whoami":
@@ -89,15 +89,10 @@ class ChatCommands:
         except (NoRoute, NotOfProject):
             return UNROUTED
         acts = {
-            "new": self._new,
-            "stop": self._stop,
-            "status": self._status,
-            "usage": self._usage,
-            "model": self._model,
-            "context": self._context,
-            "memory": self._memory,
+            "new": self._new, "stop": self._stop, "status": self._status, "usage": self._usage,
+            "model": self._model, "context": self._context, "memory": self._memory,
             "queue": self._queue,
-        }
+        }  # fmt: skip
         known = None
         if message.kind == "direct":
             known = await self.access.find(channel.name, channel.account, message.sender.id)
@@ -108,7 +103,7 @@ class ChatCommands:
     @property
     def _for_now(self) -> str:
         is_kept = self.front.intake.sharing is not None
-        return f"{UNTIL}." if is_kept else f"{UNTIL}, or until the gateway restarts."
+        return f"{UNTIL}." if is_kept else f"{UNTIL} or a restart of the gateway."
 
     @property
     def _queues(self) -> SessionQueues:
@@ -117,7 +112,7 @@ class ChatCommands:
     async def _new(self, asked: _Invocation) -> str:
         await self.front.start_over(asked.key)
         await self.front.choose(asked.key, model=None, mode=None)
-        return "Your next message begins a new conversation."
+        return "Your next message starts a new conversation."
 
     async def _stop(self, asked: _Invocation) -> str:
         count = await self.front.stop_all(asked.key)
@@ -125,27 +120,26 @@ class ChatCommands:
 
     async def _status(self, asked: _Invocation) -> str:
         key, record = asked.key, await self.front.sessions.find_session(asked.key)
-        at_work, waiting = await self.front.load(key)
+        running, queued = await self.front.load(key)
         lines = [
             f"Agent `{key.agent}`, model `{self._chosen(asked)}`",
-            f"Queue `{self._queues.mode(key)}`: {at_work} running, {waiting} queued",
+            f"Queue `{self._queues.mode(key)}`: {running} running, {queued} queued",
         ]
         if record is not None:
             lines.append(f"{_count(record.message_count, 'message')} in this chat so far")
-        shown_last = await self._shown_last(key)
-        if shown_last is not None:
-            lines.append(f"The model was last shown {_share(shown_last)}")
+        if (report := await self._last_context(key)) is not None:
+            lines.append(f"The last context had {_share(report)}")
         return f"{_listed(lines)}\n{await self._usage(asked)}"
 
     async def _usage(self, asked: _Invocation) -> str:
-        """What others use as well is shown to owners alone."""
+        """Lists the usage; only owners see the usage of shared scopes."""
         names = {Scope("session", str(asked.key)): "This chat"}
         if asked.is_owner:
             day = day_of(self.front.clock.now())
             names |= {
                 Scope("agent", str(asked.key.agent)): f"Agent `{asked.key.agent}`",
-                Scope("day", day): "Today, all together",
-                Scope("month", day[:7]): "This month, all together",
+                Scope("day", day): "Today, in total",
+                Scope("month", day[:7]): "This month, in total",
             }
         tallies = await self.spending.tallies(tuple(names))
         return _listed(
@@ -160,34 +154,35 @@ class ChatCommands:
         name, models = asked.argument, _models(asked.agent)
         listed = ", ".join(f"`{one}`" for one in models)
         if not name:
-            return f"`{self._chosen(asked)}` answers here, of {listed}. `/model NAME` chooses one."
+            current = self._chosen(asked)
+            return f"The model is `{current}`; available: {listed}. `/model NAME` sets another."
         if name not in {"default", *models}:
-            return f"There is no such model here; there are {listed}. Nothing was changed."
+            return f"Nothing was changed: there is no such model; available: {listed}."
         model = None if name == "default" else name
         await self.front.choose(asked.key, model=model)
         if model is None:
-            return f"`{self._chosen(asked)}` answers here again, unless you have set another one."
-        return f"From your next message on `{name}` answers. {self._for_now}"
+            return f"The model is `{self._chosen(asked)}` again, unless your settings name another."
+        return f"The model is `{name}` from your next message on. {self._for_now}"
 
     def _chosen(self, asked: _Invocation) -> str:
         return self._queues.choice(asked.key).model or asked.agent.model
 
     async def _context(self, asked: _Invocation) -> str:
-        told = await self._shown_last(asked.key)
-        if told is None:
-            return "No model was shown anything here yet."
-        parts = [f"{one['kind']}: {one['tokens']:,}" for one in told["parts"] if one["tokens"]]
-        return f"The model was last shown {_share(told)}:\n\n{_listed(parts)}"
+        report = await self._last_context(asked.key)
+        if report is None:
+            return "There is no context of an answer in this chat."
+        parts = [f"{one['kind']}: {one['tokens']:,}" for one in report["parts"] if one["tokens"]]
+        return f"The last context had {_share(report)}:\n\n{_listed(parts)}"
 
-    async def _shown_last(self, key: SessionKey) -> Mapping[str, Any] | None:
-        """With the last answer; None if there was none, or nobody knows any more."""
+    async def _last_context(self, key: SessionKey) -> Mapping[str, Any] | None:
+        """Returns the context report of the last answer; None if there is no answer, or no report."""
         record = await self.front.sessions.find_session(key)
         if record is None or record.head is None:
             return None
         try:
             node = await self.front.node(key, record.head)
             run = await self.front.run(node.run_id)
-        except NotFound:  # it was taken in from elsewhere
+        except NotFound:  # an imported turn has no run
             return None
         summary = {} if isinstance(run, LiveRun) else decode(run.summary or "{}")
         kept = summary.get("context") if isinstance(summary, dict) else None
@@ -198,30 +193,24 @@ class ChatCommands:
         seen = fact_view(asked.key, asked.at.sender, is_shared=asked.key.agent in self.shared)
         if not asked.argument:
             facts = await self.facts.select_facts(FactQuery(seen, limit=MOST_READ))
-            told = [_fact(one) for one in facts[-MOST_FACTS:]]
-            return _listed(told) if told else "Nothing is known yet."
+            return _listed(map(_fact, facts[-MOST_FACTS:])) or "No facts are known yet."
         found = await self.recall.of(asked.argument, asked.key, seen, limit=MOST_FOUND)
-        return _listed([_found(one) for one in found]) if found else "Nothing was found."
+        return _listed(map(_found, found)) or "Nothing was found."
 
     async def _queue(self, asked: _Invocation) -> str:
         queues, key = self._queues, asked.key
         mode = next((one for one in MODES if one == asked.argument.lower()), None)
         if mode is not None:
             await self.front.choose(key, mode=mode)
-            return f"The queue is `{mode}` from now on. {self._for_now}"
+            return f"The queue mode is now `{mode}`. {self._for_now}"
         modes = ", ".join(f"`{one}`" for one in MODES)
-        now = f"The queue is `{queues.mode(key)}`, of {modes}."
+        now = f"The queue mode is `{queues.mode(key)}`; available: {modes}."
         return f"There is no such mode. {now}" if asked.argument else now
 
     def _whoami(self, at: Address) -> str:
-        """Ready for a binding."""
-        ids = {
-            "channel": at.channel,
-            "account_id": at.account,
-            "peer_id": at.peer,
-            "guild_id": at.guild,
-            "team_id": at.team,
-        }
+        """Shows the ids of the chat in the form of a binding."""
+        names = ("channel", "account_id", "peer_id", "guild_id", "team_id")
+        ids = dict(zip(names, (at.channel, at.account, at.peer, at.guild, at.team), strict=True))
         rows = [f"{name} = {json.dumps(value)}" for name, value in ids.items() if value]
         try:
             route = self.front.router.resolve(at)
@@ -233,13 +222,13 @@ class ChatCommands:
         )
 
     async def _pair(self, at: Address, argument: str) -> str:
-        """An owner decides for the account that they own, and no other."""
+        """Lists and decides pairings. An owner decides only for the account of the chat."""
         verb, _, code = argument.partition(" ")
         place, by = (at.channel, at.account), speaker(at.channel, at.account, at.sender or at.peer)
         if verb in {"", "list"}:
             listed = await self.access.list_pairings(channel=at.channel, limit=MOST_LISTED)
             here = [_pairing(one) for one in listed if one.account == at.account]
-            return _listed(here) if here else "No pairing requests, no approved people."
+            return _listed(here) or "No pairing requests, no approved people."
         if verb not in {"approve", "deny"} or not code.strip():
             return PAIR_USAGE
         decide = self.access.approve if verb == "approve" else self.access.deny
@@ -250,7 +239,7 @@ class ChatCommands:
         return _pairing(decided)
 
 
-def _listed(lines: Sequence[str]) -> str:
+def _listed(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -258,12 +247,12 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def _share(told: Mapping[str, Any]) -> str:
-    return f"{told['total_tokens']:,} of {told['max_context_tokens']:,} tokens"
+def _share(report: Mapping[str, Any]) -> str:
+    return f"{report['total_tokens']:,} of {report['max_context_tokens']:,} tokens"
 
 
 def _spent(tally: Tally, limit: Limit) -> Sequence[str]:
-    """A row for each unit that is bounded; without any, one for tokens."""
+    """Returns a row for each limited unit; without a limit, one row for tokens."""
     used = {"tokens": tally.used.tokens, "usd": tally.used.nano_usd}
     rows = [
         f"{in_unit(unit, used[unit]):,} of {in_unit(unit, bound):,} {unit}"
@@ -273,7 +262,7 @@ def _spent(tally: Tally, limit: Limit) -> Sequence[str]:
 
 
 def _models(agent: AgentDef | None) -> Sequence[str]:
-    """The agent's own, then its fallbacks': what the operator has configured for it."""
+    """Lists the models of an agent and then of its fallbacks."""
     found: list[str] = []
     while agent is not None:
         found += [] if agent.model in found else [agent.model]
@@ -282,8 +271,8 @@ def _models(agent: AgentDef | None) -> Sequence[str]:
 
 
 def _fact(fact: Fact) -> str:
-    told = " ".join(f"{fact.subject} {fact.predicate}: {fact.object}".split())
-    return f"{told} (since {fact.valid_from:%Y-%m-%d})"
+    text = " ".join(f"{fact.subject} {fact.predicate}: {fact.object}".split())
+    return f"{text} (since {fact.valid_from:%Y-%m-%d})"
 
 
 def _found(one: Recalled) -> str:
@@ -300,5 +289,5 @@ def _pairing(one: Pairing) -> str:
 
 
 def _quoted(name: str) -> str:
-    """What people call themselves must not look like anything else."""
+    """Quotes a name that its owner chose, so that it cannot look like other text."""
     return f"`{''.join(one for one in name.replace('`', ' ') if one.isprintable())}`"

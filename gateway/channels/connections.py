@@ -1,12 +1,12 @@
 """Connections that the gateway opens to platforms: long polls and WebSockets, one task a channel.
 
-A WebSocket follows the frame rules that the adapter describes. Its session lasts over connections.
+A WebSocket follows the frame rules of the adapter's description. Its session spans connections.
 """
 
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -47,20 +47,20 @@ from gateway.domain.supervision import backoff_s
 
 log = logging.getLogger(__name__)
 
-LONGEST_NAMED_S = 3_600.0  # if the platform names the wait
-STEADY_S = 60.0  # a connection that worked for so long begins anew with the shortest wait
-READY_S = 30.0  # within which a session has to stand
-MOST_SENT, SENT_WITHIN_S = 120, 60.0  # frames, besides acknowledgements
+LONGEST_NAMED_S = 3_600.0  # bound of a wait that the platform asks for
+STEADY_S = 60.0  # after a connection of this length the backoff starts at its shortest wait
+READY_S = 30.0  # a session must be ready within this time
+MOST_SENT, SENT_WITHIN_S = 120, 60.0  # frames without acknowledgements
 LONGEST_KEPT = 2_048  # characters of a value
-_SHORTEST_POLL_S = 0.2  # from question to question, also where a platform answers at once
-_HEARTBEAT_MS = (1_000, 3_600_000)  # no platform sets another interval
+_SHORTEST_POLL_S = 0.2  # between requests, for a platform that answers at once
+_HEARTBEAT_MS = (1_000, 3_600_000)  # bounds of an interval that the platform sets
 
 Kept = dict[str, object]
 Work = Callable[[], Awaitable[None]]
 
 
 class ConnectionEnded(GatewayError):
-    """A connection to a platform ended, or was refused; `is_final`: trying again cannot help."""
+    """A connection to a platform ended, or was refused. `is_final` means that a retry cannot help."""
 
     code = "line_lost"
     retryable = True
@@ -73,12 +73,12 @@ class ConnectionEnded(GatewayError):
 
 
 class ReconnectAsked(ConnectionEnded):
-    """The platform asked for another connection: nothing is wrong."""
+    """The platform asked for another connection, which is no failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectedChannel:
-    """An open channel, with what its transport needs. `jitter` draws from 0 to 1."""
+    """An open channel and the dependencies of its transport. `jitter` returns 0 to 1."""
 
     channel: OpenChannel
     fetch: Fetch
@@ -89,17 +89,18 @@ class ConnectedChannel:
 
     @property
     def grant(self) -> FetchGrant:
-        """The plugin's grants and all secrets of the channel: for recipes alone."""
+        """The plugin's grants and all secrets of the channel; only recipes use it."""
         channel = self.channel
         return FetchGrant(channel.adapter.plugin.origins, channel.settings.secrets)
 
     def memo(self, kept: Mapping[str, object]) -> ChannelMemo:
-        """The memo of what its socket keeps."""
+        """Returns the memo that stores the kept values of the socket."""
         settings = self.channel.settings
         return ChannelMemo(settings.name, settings.account, "socket", to_json(kept).decode())
 
     async def read_memos(self) -> str:
-        """Takes up what was committed last; gives what its socket kept. Raises StoreUnavailable."""
+        """Sets the channel's state to the last commit and returns the JSON of the socket's kept
+        values. Raises StoreUnavailable."""
         settings = self.channel.settings
         memos = await self.store.read_memos(settings.name, settings.account)
         found = {memo.slot: memo.text for memo in memos}
@@ -108,13 +109,13 @@ class ConnectedChannel:
 
     def values(self) -> Values:
         settings, public = self.channel.settings, self.channel.settings.config.get("public_url")
-        url = None
-        if isinstance(public, str):
-            url = f"{public.rstrip('/')}/webhooks/{settings.name}"
+        is_set = isinstance(public, str)
+        url = f"{str(public).rstrip('/')}/webhooks/{settings.name}" if is_set else None
         return Values(self.channel.api_base, url, self.channel.state, settings.config)
 
     async def ask(self, recipe: CallRecipe, timeout_s: float = 30.0) -> Fetched:
-        """Raises ConnectionEnded if the platform says no, RecipeUnfilled, Denied, HttpFailed."""
+        """Sends the request of a recipe. Raises ConnectionEnded if the platform refuses it,
+        RecipeUnfilled, Denied, HttpFailed."""
         request = fill_call(recipe, self.values(), timeout_s)
         fetched = await self.fetch.fetch(request, self.grant)
         answer = read_answer(self.channel.adapter.description.outbound, fetched)
@@ -126,8 +127,8 @@ class ConnectedChannel:
 
 # ----------------------------------------------------------------------------------- supervision
 async def keep_connected(live: ConnectedChannel) -> None:
-    """Keeps the transport at work, and waits longer after each loss. Ends when only the operator can
-    help."""
+    """Runs the transport and restarts it after a loss, with backoff. Returns when only an operator
+    can help."""
     health, clock = live.channel.health, live.clock
     work: Work | None = None
     tries = 0
@@ -141,9 +142,9 @@ async def keep_connected(live: ConnectedChannel) -> None:
             if _is_final(live, error):
                 return
             named_s = error.retry_after_s if isinstance(error, ConnectionEnded) else None
-        except Exception as error:  # whatever an adapter provokes ends its connection alone
+        except Exception as error:  # a failure that an adapter causes ends only its connection
             log.exception("channel_failed", extra={"channel": live.channel.settings.name})
-            why = f"an error of the gateway, see its log: {type(error).__name__}"
+            why = f"internal error ({type(error).__name__}); see the log of the gateway"
             health.record_failure("in", why)
         is_steady = clock.monotonic() - began >= STEADY_S and health.count > count
         tries = 1 if is_steady else tries + 1
@@ -153,7 +154,7 @@ async def keep_connected(live: ConnectedChannel) -> None:
 
 
 def _is_final(live: ConnectedChannel, error: GatewayError | HttpFailed) -> bool:
-    """Says what is wrong, and whether trying again is of any use."""
+    """Logs a loss and records it in the channel's health. True if a retry cannot help."""
     why, health = str(error), live.channel.health
     extra = {"channel": live.channel.settings.name, "why": why}
     match error:
@@ -199,32 +200,32 @@ async def _set_up(live: ConnectedChannel, recipe: CallRecipe | None) -> None:
 
 
 async def _poll(live: ConnectedChannel, recipe: Poll) -> None:
-    """The next question goes out only after the answer to the last one is committed. Raises
-    ConnectionEnded, HttpFailed, Denied, RecipeUnfilled, and as OpenChannel.receive."""
+    """Polls the platform; commits each answer before the next request. Raises ConnectionEnded,
+    HttpFailed, Denied, RecipeUnfilled, and as OpenChannel.receive."""
     await _set_up(live, recipe.setup)
     while True:
         began = live.clock.monotonic()
-        # Nothing is asked for what is not committed: the state moves with the messages.
+        # The state in the request is committed with the messages of the last answer.
         answer = await live.ask(recipe.request, recipe.timeout_s)
         got = Received("poll", answer.body, answer.headers, status=answer.status)
-        with anyio.CancelScope(shield=True):  # what is committed is also begun
+        with anyio.CancelScope(shield=True):  # a committed message must also start its turn
             await live.channel.receive(got)
         live.channel.health.record_success("in")
-        rest_s = _SHORTEST_POLL_S - (live.clock.monotonic() - began)
-        rest_s = max(recipe.interval_s, rest_s)
+        elapsed_s = live.clock.monotonic() - began
+        rest_s = max(recipe.interval_s, _SHORTEST_POLL_S - elapsed_s)
         if rest_s > 0:
             await live.clock.sleep(rest_s)
 
 
 # ----------------------------------------------------------------------------------- WebSockets
 def _may_be_kept(value: object) -> bool:
-    """Single values only, and none of any length: they are written with every event."""
+    """True for a bounded scalar: the store writes the kept values with every event."""
     is_short = isinstance(value, str) and len(value) <= LONGEST_KEPT
     return is_short or isinstance(value, bool | int | float)
 
 
 class SocketSession:
-    """A session that lasts over its connections: they resume it with what is `kept`."""
+    """A session that spans connections; each connection resumes it with the `kept` values."""
 
     def __init__(self, live: ConnectedChannel, recipe: Socket, kept: str = "") -> None:
         self.live, self.recipe = live, recipe
@@ -232,8 +233,8 @@ class SocketSession:
         self.kept: Kept = memo if isinstance(memo, dict) else {}
 
     async def run(self) -> None:
-        """Until a connection is lost that none replaces. Raises ConnectionEnded, HttpFailed, Denied,
-        RecipeUnfilled, and as OpenChannel.receive."""
+        """Runs until a connection is lost without a replacement. Raises ConnectionEnded, HttpFailed,
+        Denied, RecipeUnfilled, and as OpenChannel.receive."""
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._connect, group, None)
@@ -244,7 +245,7 @@ class SocketSession:
             raise first from errors
 
     async def _connect(self, group: TaskGroup, replaces: anyio.CancelScope | None) -> None:
-        """One connection, to its end. Once it works, the one that it `replaces` is closed."""
+        """Runs one connection to its end. Its first frame closes the connection it `replaces`."""
 
         def renew() -> None:
             group.start_soon(self._connect, group, scope)
@@ -255,19 +256,19 @@ class SocketSession:
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[ClientSocket]:
-        live = self.live
+        live, socket = self.live, None
         async with AsyncExitStack() as stack:
-            socket = None
-            try:
+
+            async def connect(url: str) -> ClientSocket:
+                opening = live.sockets.connect(SocketRequest(url), live.grant)
+                return await stack.enter_async_context(opening)
+
+            # A resume address without a grant is not used.
+            with suppress(Denied):
                 if (again := self._resume_url()) is not None:
-                    opening = live.sockets.connect(SocketRequest(again), live.grant)
-                    socket = await stack.enter_async_context(opening)
-            except Denied:
-                pass  # it leads to where nothing was granted; the first address does as well
+                    socket = await connect(again)
             if socket is None:
-                request = SocketRequest(await self._first_url())
-                opening = live.sockets.connect(request, live.grant)
-                socket = await stack.enter_async_context(opening)
+                socket = await connect(await self._first_url())
             try:
                 yield socket
             finally:
@@ -275,7 +276,8 @@ class SocketSession:
                     await socket.close(self.recipe.close_code)
 
     def _resume_url(self) -> str | None:
-        """With the query of the first address, unless it has one. Raises Denied."""
+        """Returns the kept address, with the query of `url` if it has none; None without a kept
+        address. Raises Denied."""
         kept = self.kept.get(self.recipe.resume_url or "")
         if not isinstance(kept, str):
             return None
@@ -290,12 +292,12 @@ class SocketSession:
         answer = await self.live.ask(recipe.open)
         url = at(read_json(answer.body), recipe.url_at)
         if not isinstance(url, str):
-            raise ConnectionEnded("the platform did not say where to connect to")
+            raise ConnectionEnded("the platform sent no address to connect to")
         return plain("url", url)
 
 
 class _Connection:
-    """One open WebSocket of a session. Each frame is handled by the first rule that fits."""
+    """One open WebSocket of a session. The first matching rule handles a frame."""
 
     def __init__(
         self,
@@ -313,7 +315,8 @@ class _Connection:
         self._sent: deque[float] = deque(maxlen=MOST_SENT)
 
     async def run(self) -> None:
-        """Ends by an error, in a group; quietly once another connection was asked for."""
+        """Runs the connection. Raises an exception group at its end, unless a requested connection
+        replaces it."""
         try:
             async with self._group:
                 self._group.start_soon(self._require_ready)
@@ -327,20 +330,21 @@ class _Connection:
                 raise
 
     async def _handle(self, text: str) -> None:
-        """Raises RecipeUnfilled, Denied, ConnectionEnded, and as OpenChannel.receive."""
+        """Handles one frame. Raises RecipeUnfilled, Denied, ConnectionEnded, and as
+        OpenChannel.receive."""
         if self._replaces is not None:
             self._replaces.cancel()
             self._replaces = None
         try:
             frame = from_json(readable(text), allow_inf_nan=False)
         except ValueError:
-            raise ConnectionEnded("the platform sent a frame that is no JSON") from None
+            raise ConnectionEnded("the platform sent a frame that is not JSON") from None
         rule = next((rule for rule in self._recipe.frames if fits(rule.when, frame)), None)
         if rule is None:
             return
         found = {name: at(frame, path) for name, path in rule.keep.items()}
         kept = self._kept | {name: one for name, one in found.items() if _may_be_kept(one)}
-        if "event" not in rule.do:  # what an event brings counts from its commit on
+        if "event" not in rule.do:  # the values of an event count from its commit
             self._kept.update(kept)
         self._start_heartbeat(kept)
         for act in rule.do:
@@ -372,10 +376,10 @@ class _Connection:
                 self._kept.clear()
 
     async def _receive_event(self, text: str, kept: Kept, frame: object) -> None:
-        """The event is committed with what the session keeps from then on, then acknowledged."""
+        """Commits an event together with the kept values, then acknowledges it."""
         live = self._live
         memo = live.memo(kept) if kept != self._kept else None
-        with anyio.CancelScope(shield=True):  # what is committed is also begun
+        with anyio.CancelScope(shield=True):  # a committed message must also start its turn
             await live.channel.receive(Received("socket", text.encode()), memo)
         self._kept.update(kept)
         live.channel.health.record_success("in")
@@ -384,19 +388,19 @@ class _Connection:
                 values = replace(self._values, frame=frame)
                 acknowledgement = fill_frame(self._recipe.acknowledge, values)
             except RecipeUnfilled:
-                return  # a frame without an id wants no acknowledgement
+                return  # a frame without an id needs no acknowledgement
             await self._socket.send(acknowledgement)
 
     async def _send(self, text: str) -> None:
         now = self._live.clock.monotonic()
         if len(self._sent) == MOST_SENT and now - self._sent[0] < SENT_WITHIN_S:
-            why = f"the platform asked for more than {MOST_SENT} frames within a minute"
-            raise ConnectionEnded(why)
+            raise ConnectionEnded(f"the platform requested over {MOST_SENT} frames in a minute")
         self._sent.append(now)
         await self._socket.send(text)
 
     def _introduction(self) -> str:
-        """Of a session that goes on, if all of it is kept; else of a new one."""
+        """Returns the frame that resumes the session if its values are kept, else the frame that
+        starts a new one."""
         values = replace(self._values, kept=self._kept)
         if self._recipe.resume is not None:
             try:
@@ -429,7 +433,7 @@ class _Connection:
             await self._live.clock.sleep(every_s)
 
     async def _send_heartbeat(self) -> None:
-        """What was not kept yet is null in it."""
+        """Sends the heartbeat; a value that is not kept yet becomes null."""
         if (heartbeat := self._recipe.heartbeat) is not None:
             values = replace(self._values, kept=self._kept)
             await self._send(fill_frame(heartbeat.frame, values, null_for="kept."))
@@ -447,5 +451,4 @@ class _Connection:
             return
         await self._live.clock.sleep(READY_S)
         if not self._is_ready:
-            why = f"the platform did not begin the session within {READY_S:g} s"
-            raise ConnectionEnded(why)
+            raise ConnectionEnded(f"the platform did not start the session within {READY_S:g} s")

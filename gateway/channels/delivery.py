@@ -1,6 +1,6 @@
-"""Delivery of answers to a platform: cut, formatted by the adapter, paced, and sent; drafts and typing.
+"""Delivery of answers to a platform: cuts, formats, paces and sends them; shows drafts and typing.
 
-Drafts and signs of typing show that an answer is coming. No delivery depends on either.
+Drafts and typing show that an answer is coming. No delivery depends on them.
 """
 
 import hashlib
@@ -43,12 +43,12 @@ log = logging.getLogger(__name__)
 
 NOTHING_TO_SAY = "(The answer is empty.)"
 MOST_HALVINGS = 4
-AT_ONCE = 64  # requests of a channel
+AT_ONCE = 64  # parallel requests of a channel
 TIMEOUT_S = 30.0
-FIRST_S = 1.0  # of text, before the first draft
-QUIET_S = 120.0  # without progress: then nobody is told any longer that we type
-_KNOWN_DRAFTS = 1_000  # of runs that have ended
-_KNOWN_BUCKETS = 4_096  # of these only the ones that are full again are forgotten
+FIRST_S = 1.0  # until the first draft
+QUIET_S = 120.0  # without progress, after which typing is no longer shown
+_KNOWN_DRAFTS = 1_000  # of ended runs
+_KNOWN_BUCKETS = 4_096  # idle buckets above this number are dropped
 
 Do = Literal["send", "edit", "typing", "join"]
 
@@ -56,7 +56,7 @@ Do = Literal["send", "edit", "typing", "join"]
 # ----------------------------------------------------------------------------------------- rates
 @dataclass(slots=True)
 class _Bucket:
-    """Holds `count` tokens and is full again after `per_s`. Waiting tasks are served in order."""
+    """A token bucket of `count` tokens that refills in `per_s` seconds. Tasks wait in order."""
 
     count: float
     per_s: float
@@ -66,11 +66,11 @@ class _Bucket:
     turn: anyio.Lock = field(default_factory=anyio.Lock)
 
     def wait_s(self, now: float) -> float:
-        """Until a token is there."""
+        """Refills the bucket and returns the wait for a token."""
         gained = (now - self.filled_at) * self.count / self.per_s
         self.tokens, self.filled_at = min(self.count, self.tokens + gained), now
         missing = max(0.0, 1 - self.tokens) * self.per_s / self.count
-        # Where fractions do not add up to a whole token, nobody waits for what is left of it.
+        # A rounding error of the fractions is no reason to wait.
         return max(self.closed_until - now, missing if missing > 1e-6 else 0.0)
 
     def is_idle(self, now: float) -> bool:
@@ -80,14 +80,14 @@ class _Bucket:
 
 
 class Rates:
-    """How often a platform may be asked: buckets by peer, by room and for the account."""
+    """The request rates of a platform: buckets by peer, by room and for the account."""
 
     def __init__(self, rates: tuple[Rate, ...], clock: Clock) -> None:
         self._rates, self._clock = rates, clock
         self._buckets: OrderedDict[tuple[int, str], _Bucket] = OrderedDict()
 
     async def reserve(self, peer: str, *, is_group: bool) -> None:
-        """Comes back once one more request may be made."""
+        """Waits until one more request is allowed."""
         await self._pass(self._bucket(-1, peer, None))
         for number, rate in enumerate(self._rates):
             if rate.scope != "group" or is_group:
@@ -95,7 +95,7 @@ class Rates:
                 await self._pass(self._bucket(number, name, rate))
 
     def close(self, peer: str, seconds: float) -> None:
-        """The platform named a wait: nothing goes to that peer before its end."""
+        """Blocks requests to a peer for the wait that the platform named."""
         bucket = self._bucket(-1, peer, None)
         bucket.closed_until = max(bucket.closed_until, self._clock.monotonic() + seconds)
 
@@ -106,7 +106,7 @@ class Rates:
             bucket.tokens -= 1
 
     def _bucket(self, number: int, name: str, rate: Rate | None) -> _Bucket:
-        """`rate` None: no limit, unless it is closed."""
+        """Returns the bucket of a peer for one rate; `rate` None has no limit unless closed."""
         now, key = self._clock.monotonic(), (number, name)
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -117,7 +117,7 @@ class Rates:
         return bucket
 
     def _forget(self, now: float) -> None:
-        """Faster than new ones come, one that is busy or two."""
+        """Drops up to three idle buckets for each new one."""
         is_full = len(self._buckets) > _KNOWN_BUCKETS
         for key in tuple(islice(self._buckets, 3)) if is_full else ():
             if self._buckets[key].is_idle(now):
@@ -129,7 +129,7 @@ class Rates:
 # --------------------------------------------------------------------------------------- sending
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A message that an answer has begun in, and what stands there, if that is known."""
+    """A sent message with the beginning of an answer, and its text if known."""
 
     message_id: str
     text: str = ""
@@ -140,12 +140,12 @@ async def _no_draft(_: RunId) -> Draft | None:
 
 
 class TooLong(Exception):
-    """The adapter wants the text cut smaller."""
+    """The adapter asks for a shorter text."""
 
 
 @dataclass(slots=True)
 class PlatformClient:
-    """Asks the adapter of one channel for requests, and makes them, within the platform's rates."""
+    """Gets the requests of one channel from its adapter and sends them within the rates."""
 
     channel: ChannelDef
     adapter: Adapter
@@ -157,7 +157,7 @@ class PlatformClient:
 
     def __post_init__(self) -> None:
         description = self.adapter.description
-        # The others go nowhere, but a platform that repeats one is not to be quoted.
+        # A secret without origins is never sent, but is still removed from quoted answers.
         secrets = tuple(
             one if one.name in description.outbound.secrets else replace(one, origins=frozenset())
             for one in self.channel.secrets
@@ -169,7 +169,8 @@ class PlatformClient:
     async def format(
         self, do: Do, key: str, to: ReplyContext, text: str = "", *, edits: str | None = None
     ) -> Formatted:
-        """`edits` names the message to put it in the place of. Raises AdapterFailed, TooLong."""
+        """Returns the adapter's requests; `edits` is the id of the message to replace. Raises
+        AdapterFailed, TooLong."""
         base, channel = self.adapter.description.api_base, self.channel
         if isinstance(own := channel.config.get("api_base"), str) and own:
             base = own
@@ -181,12 +182,9 @@ class PlatformClient:
         return formatted
 
     async def ask(self, request: AdapterRequest, peer: str) -> Answer:
-        """Raises Denied, HttpFailed."""
-        if "${" in request.url.partition("?")[2]:
-            # What a platform is asked in a query may end where others read it.
-            raise Denied(
-                "an adapter's request has a secret in its query; put it in a header or path"
-            )
+        """Sends one request and reads its answer. Raises Denied, HttpFailed."""
+        if "${" in request.url.partition("?")[2]:  # queries end up in logs of others
+            raise Denied("the request has a secret in its query; put it in a header or path")
         headers = tuple(request.headers.items())
         if (key := request.idempotency) is not None and key.header is not None:
             headers = (*headers, (key.header, key.key))
@@ -200,7 +198,8 @@ class PlatformClient:
 
 
 class Ended(Exception):
-    """A part did not arrive: what becomes of its delivery, and whether all others would fare so."""
+    """A part did not arrive. `receipt` is the result of the delivery; with `is_ours` every delivery
+    would fail."""
 
     def __init__(self, receipt: Receipt, *, is_ours: bool = False) -> None:
         super().__init__(receipt.why)
@@ -209,7 +208,7 @@ class Ended(Exception):
 
 @dataclass(slots=True)
 class ChannelSender:
-    """Implements Deliver. `draft_of` tells where a run's answer has begun already."""
+    """Implements Deliver. `draft_of` returns the draft of a run's answer."""
 
     client: PlatformClient
     health: ChannelHealth
@@ -230,14 +229,14 @@ class ChannelSender:
 
     def unsure(self, delivery: Delivery) -> Receipt:
         if delivery.is_safe:
-            return Receipt("pending", why="it is sent again, which shows it once")
+            return Receipt("pending", why="retried; the platform shows it once")
         return self.receipt_unkeyed()
 
     def receipt_unkeyed(self) -> Receipt:
-        """The operator's choice, and the record of it."""
+        """Returns the receipt that the operator chose for a message that may have arrived."""
         if self.client.channel.on_unknown_send == "hold":
             return Receipt("unknown", why="it may have arrived")
-        return Receipt("pending", why=f"it is sent again; {TWICE}")
+        return Receipt("pending", why=f"retried; {TWICE}")
 
     async def _send_parts(self, delivery: Delivery, sending: Sending) -> str | None:
         new, limits = delivery.new, self.client.adapter.description.limits
@@ -254,39 +253,40 @@ class ChannelSender:
                     await sending(start, receipt=receipt, waits=True)
             except TooLong:
                 if limit <= limits.text >> MOST_HALVINGS:
-                    why = f"the adapter finds {limit} {limits.unit} too long"
+                    why = f"the adapter refuses a text of {limit} {limits.unit} as too long"
                     raise Ended(Receipt("failed", why=why)) from None
                 limit //= 2
         return receipt
 
     async def _draft(self, delivery: Delivery) -> Draft | None:
-        """That of this process, or what was edited when another one was killed."""
+        """Returns the draft of this process, or the message that a killed process was editing."""
         mine = await self.draft_of(delivery.run_id) if delivery.run_id else None
         return mine or (Draft(delivery.receipt) if delivery.receipt else None)
 
 
+@dataclass(slots=True)
 class _Part:
-    """One piece on its way. The requests that the adapter makes of it count as one. `first` is the
-    platform's id of the first part, if this is another one."""
+    """The sending of one piece; the adapter's requests for it count as one. `first` is the platform's
+    id of the first part; None in the first part."""
 
-    def __init__(
-        self,
-        sender: ChannelSender,
-        new: NewDelivery,
-        piece: Piece,
-        sending: Sending,
-        first: str | None,
-    ) -> None:
-        self._sender, self._name, self._piece = sender, new.id, piece
-        self._sending, self._first = sending, first
+    sender: ChannelSender
+    new: NewDelivery
+    piece: Piece
+    sending: Sending
+    first: str | None
+    _to: ReplyContext = field(init=False)
+    _was_moved: bool = False
+
+    def __post_init__(self) -> None:
+        new = self.new
         to = read_context(new.whence) if new.whence else ReplyContext(new.peer, new.thread)
-        # Only the first part answers the question by name.
-        self._to = to if piece.start == 0 else replace(to, reply_to=None)
-        self._was_moved = False
+        # Only the first part refers to the question.
+        self._to = to if self.piece.start == 0 else replace(to, reply_to=None)
 
     async def send(self, draft: Draft | None) -> str | None:
-        """The platform's id of the message. Raises Ended, AdapterFailed, Denied, TooLong."""
-        client, to, text = self._sender.client, self._to, self._piece.text
+        """Sends the piece, or edits the draft, and returns the platform's id of the message. Raises
+        Ended, AdapterFailed, Denied, TooLong."""
+        client, to, text = self.sender.client, self._to, self.piece.text
         if not text.strip():
             return None
         if draft is not None and draft.text == text.rstrip():
@@ -295,7 +295,7 @@ class _Part:
         receipt = edits = None if draft is None else draft.message_id
         for request in requests:
             await client.rates.reserve(to.peer, is_group=to.is_group)
-            await self._sending(self._piece.start, is_safe=is_safe, receipt=edits or self._first)
+            await self.sending(self.piece.start, is_safe=is_safe, receipt=edits or self.first)
             answer = await self._ask(request, is_safe=is_safe)
             if not isinstance(answer, Arrived):
                 return await self._send_otherwise(answer, draft)
@@ -303,13 +303,13 @@ class _Part:
         return receipt
 
     async def _requests(self, draft: Draft | None) -> tuple[Sequence[AdapterRequest], bool]:
-        """True: repeating them all is idempotent."""
+        """Returns the adapter's requests, and True if repeating them all is idempotent."""
         do: Do = self._to.do
-        name, edits = self._name, None
+        name, edits = self.new.id, None
         if draft is not None:
             do, name, edits = "edit", f"{name}:edit", draft.message_id
-        key, text = key_of(name, self._piece), self._piece.text
-        formatted = await self._sender.client.format(do, key, self._to, text, edits=edits)
+        key, text = key_of(name, self.piece), self.piece.text
+        formatted = await self.sender.client.format(do, key, self._to, text, edits=edits)
         requests = formatted.requests
         return requests, draft is not None or all(one.idempotency for one in requests)
 
@@ -321,7 +321,7 @@ class _Part:
                 self._was_moved, self._to = True, replace(self._to, peer=answer.peer)
                 return await self.send(draft)
             case Declined() if draft is not None:
-                return await self.send(None)  # that message may be gone: the answer must not be
+                return await self.send(None)  # the draft may be gone, but the answer must arrive
             case TryAgain():
                 again = Receipt("pending", why=answer.why, retry_after_s=answer.after_s)
                 raise Ended(again, is_ours=answer.after_s is None)
@@ -330,19 +330,18 @@ class _Part:
 
     async def _ask(self, request: AdapterRequest, *, is_safe: bool) -> Answer:
         try:
-            answer = await self._sender.client.ask(request, self._to.peer)
+            answer = await self.sender.client.ask(request, self._to.peer)
         except HttpFailed as error:
             answer = TryAgain(str(error), None, is_unsure=error.sent)
         if isinstance(answer, TryAgain) and answer.is_unsure and not is_safe:
-            unsure = self._sender.receipt_unkeyed()
+            unsure = self.sender.receipt_unkeyed()
             why = f"{answer.why}; {unsure.why}"
             raise Ended(replace(unsure, why=why, retry_after_s=answer.after_s), is_ours=True)
         return answer
 
 
 def key_of(delivery_id: str, piece: Piece) -> str:
-    """The same for the same part, and another one if it was cut elsewhere: no platform may take the
-    one for the other."""
+    """Returns the idempotency key of a part. A part with other bounds gets another key."""
     name = f"{delivery_id}:{piece.start}:{piece.end}".encode()
     return b32encode(hashlib.sha256(name).digest())[:20].decode().lower()
 
@@ -361,7 +360,7 @@ class _LiveDraft:
 
 
 class Drafts:
-    """Of one channel. Its tasks run in `group`, one a run."""
+    """The drafts and typing of one channel, one task in `group` for each run."""
 
     def __init__(
         self, client: PlatformClient, find: Callable[[RunId], LiveRun | None], group: TaskGroup
@@ -370,7 +369,7 @@ class Drafts:
         self._drafts: OrderedDict[RunId, _LiveDraft] = OrderedDict()
 
     def start(self, run_id: RunId, context: str) -> None:
-        """A message was accepted; `context` is JSON, as it is kept with it."""
+        """Starts to show the progress of a run; `context` is the JSON kept with its message."""
         outbound, run = self._client.adapter.description.outbound, self._find(run_id)
         if run is None or run_id in self._drafts:
             return
@@ -384,7 +383,7 @@ class Drafts:
             del self._drafts[name]
 
     async def draft_of(self, run_id: RunId) -> Draft | None:
-        """Where the answer of a run has begun, once nothing of it is under way any more."""
+        """Stops the drafts of a run and returns the last one."""
         mine = self._drafts.get(run_id)
         if mine is None:
             return None
@@ -402,11 +401,11 @@ class Drafts:
             if chunk["type"] == "content":
                 mine.text += chunk["content"]
             elif chunk["type"] == "tool_result" or "discard_from_seq" in chunk.get("metadata", ()):
-                mine.text = ""  # the answer is what is said after the last tool
+                mine.text = ""  # only the text after the last tool is the answer
 
         stop = run.listen(on_event)
         try:
-            with mine.scope:  # whatever a platform or an adapter provokes here ends nothing else
+            with mine.scope:  # a failure of the platform or the adapter ends only the drafts
                 await result_of("draft_failed", {"run": mine.run_id}, self._show, mine, run)
         finally:
             stop()
@@ -425,7 +424,7 @@ class Drafts:
         clock = self._client.clock
         while clock.monotonic() - mine.progress_at < QUIET_S:
             if run.state != "running":
-                mine.progress_at = clock.monotonic()  # it waits for others
+                mine.progress_at = clock.monotonic()  # a queued run makes no progress yet
             elif not await self._send(mine, "typing"):
                 return
             await clock.sleep(every_s)
@@ -445,8 +444,8 @@ class Drafts:
                 return
 
     async def _send(self, mine: _LiveDraft, do: Do, text: str = "") -> bool:
-        """False: it did not work, and is not tried again."""
-        # What is under way gets to its end, or nobody would know which message it made.
+        """Sends a draft or a sign of typing; False if it failed, without a retry."""
+        # A started request finishes, because its answer holds the id of the message.
         is_sent = False
         with anyio.CancelScope(shield=True):
             try:
@@ -457,7 +456,7 @@ class Drafts:
         return is_sent
 
     async def _ask(self, mine: _LiveDraft, do: Do, text: str) -> bool:
-        mine.drafts += 1  # what is shown again after something else is another edit
+        mine.drafts += 1  # gives each edit its own key
         key = key_of(f"{mine.run_id}:{do}:{mine.drafts}", Piece(0, len(text), text))
         made = mine.draft.message_id if mine.draft else None
         formatted = await self._client.format(do, key, mine.to, text, edits=made)

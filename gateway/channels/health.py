@@ -1,4 +1,4 @@
-"""The health of a channel: each direction has its own, since sending says nothing of receiving."""
+"""The health of a channel, separate for each direction: sending does not prove receiving."""
 
 import logging
 from collections import Counter
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 LONGEST_WHY = 300
 
-Publish = Callable[[str, Mapping[str, object]], None]  # type of an event, and its payload
+Publish = Callable[[str, Mapping[str, object]], None]  # event type, payload
 
 _EVENTS = {
     "connected": "channel.connected",
@@ -30,14 +30,14 @@ _EVENTS = {
 
 
 class ChannelHealth:
-    """The state of one channel; publishes an event when the state changes."""
+    """The state of one channel. Publishes an event when the state changes."""
 
     def __init__(
         self, channel: ChannelDef, transport: TransportKind | None, clock: Clock, publish: Publish
     ) -> None:
         self._channel, self._clock, self._publish = channel, clock, publish
         self.transport = transport
-        self.waits_for: str | None = None  # before it can be opened
+        self.waits_for: str | None = None  # the reason why the channel is not open yet
         self._flows: dict[Direction, FlowProgress] = {"in": FlowProgress(), "out": FlowProgress()}
         self._refused: Counter[str] = Counter()
         self._is_open = False
@@ -46,11 +46,11 @@ class ChannelHealth:
 
     @property
     def count(self) -> int:
-        """How often something came in."""
+        """The number of successful receives."""
         return self._flows["in"].count
 
     def mark_open(self) -> None:
-        """The channel can receive, though nothing came yet."""
+        """Marks the channel able to receive before its first message."""
         self._is_open = True
         self._flows["in"] = replace(self._flows["in"], failing_since=None, why=None)
         self._publish_change()
@@ -62,18 +62,16 @@ class ChannelHealth:
 
     def record_failure(self, direction: Direction, why: str) -> None:
         flow = self._flows[direction]
-        since = flow.failing_since or self._clock.now()
-        self._flows[direction] = replace(
-            flow, failing_since=since, why=printable(why[:LONGEST_WHY])
-        )
+        since, shown = flow.failing_since or self._clock.now(), printable(why[:LONGEST_WHY])
+        self._flows[direction] = replace(flow, failing_since=since, why=shown)
         self._publish_change()
 
     def count_refusal(self, why: str) -> None:
-        """Counts a call or a message that was refused, by a reason out of a fixed set."""
+        """Counts a refused call or message; `why` is from a fixed set."""
         self._refused[why] += 1
 
     def end(self, state: ChannelState, why: str) -> None:
-        """The state is final until the next start."""
+        """Sets a state that lasts until the next start."""
         self._end = (state, printable(why[:LONGEST_WHY]))
         self._publish_change()
 
@@ -96,16 +94,10 @@ class ChannelHealth:
         state, why = self._state()
         if state == self._published:
             return
-        log.log(
-            logging.INFO if state in {"starting", "connected"} else logging.WARNING,
-            "channel_state_changed",
-            extra={
-                "channel": self._channel.name,
-                "state": state,
-                "was": self._published,
-                "why": why,
-            },
-        )
+        name = self._channel.name
+        level = logging.INFO if state in {"starting", "connected"} else logging.WARNING
+        extra = {"channel": name, "state": state, "was": self._published, "why": why}
+        log.log(level, "channel_state_changed", extra=extra)
         self._published = state
         if state in _EVENTS:
-            self._publish(_EVENTS[state], {"channel": self._channel.name, "why": why})
+            self._publish(_EVENTS[state], {"channel": name, "why": why})

@@ -1,4 +1,4 @@
-"""From what a platform sent to turns: read by the adapter, scrubbed, and taken in, each message once."""
+"""Intake of channels: scrubs a platform's input, parses it with the adapter, accepts each message once."""
 
 import hashlib
 import logging
@@ -47,45 +47,46 @@ log = logging.getLogger(__name__)
 TOO_LATE = (
     "Your message came in too late and was not answered. If it still matters, please send it again."
 )
-JOIN = Answered("(joins the room)", do="join")  # the text stands in the outbox alone
-MOST_FILES, LONGEST_NAME = 10, 100  # that are named
-MOST_FAILURES = 5  # of one body: then nobody waits for it any longer
+JOIN = Answered("(joins the room)", do="join")  # only the outbox shows the text
+MOST_FILES, LONGEST_NAME = 10, 100  # listed files of a message, characters of a name
+MOST_FAILURES = 5  # of one body, before it is kept for the operator
 _REMEMBERED = 1_000  # bodies that failed
-_LARGEST_KEPT = 1_048_576  # characters of a body that nobody could read
+_LARGEST_KEPT = 1_048_576  # characters of an unreadable body
 _WITHHELD = frozenset({"authorization", "cookie", "proxy-authorization"})
 
-Counts = Counter[tuple[str, str]]  # by channel and another word
+Counts = Counter[tuple[str, str]]  # channel, outcome or reason
 Memos = tuple[ChannelMemo, ...]
-Scrub = Callable[[bytes], Awaitable[bytes]]  # puts names in place of a channel's secrets
+Scrub = Callable[[bytes], Awaitable[bytes]]  # replaces a channel's secrets by their names
 RunCommand = Callable[[Command, ChannelDef, Incoming], Awaitable[str]]
 
 
 class Access(Protocol):
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
-        """Costs no token. Raises StoreUnavailable: then the message is refused, not let in."""
+        """Decides what a message becomes, without a model call. Raises StoreUnavailable; the
+        message is then refused."""
 
     def report_request(self, asked: Pairing) -> None:
-        """The request is committed, with what the person is told."""
+        """Logs and publishes a committed pairing request."""
 
 
 @dataclass(slots=True)
 class Intake:
-    """The one way in for webhook, poll and socket.
+    """Accepts the messages of webhooks, polls and sockets.
 
-    `run_command` gives the answer of a command; after a crash before its answer was committed it
-    runs again. `counts` is by (channel, what became of a message), `ignored` by (channel, why).
+    `run_command` returns the answer of a command; it runs again after a crash before the commit of
+    that answer. `counts` is by (channel, outcome), `ignored` by (channel, reason).
     """
 
     accept: Callable[[Inbound], Awaitable[Accepted]]
     store: ChannelStore
     clock: Clock
-    nudge: Callable[[], None]  # something is to be delivered
+    nudge: Callable[[], None]  # wakes the deliveries
     access: Access
     run_command: RunCommand
     counts: Counts = field(default_factory=Counter)
     ignored: Counts = field(default_factory=Counter)
     _unrouted: Recurrences = field(default_factory=Recurrences)
-    _answers: dict[tuple[str, str, str], Answered] = field(default_factory=dict)  # not committed
+    _answers: dict[tuple[str, str, str], Answered] = field(default_factory=dict)  # uncommitted
     _commanding: WeakValueDictionary[tuple[str, str, str], anyio.Lock] = field(
         default_factory=WeakValueDictionary
     )
@@ -97,12 +98,12 @@ class Intake:
         kept: ChannelMemo | None = None,
         unusable: Sequence[Unusable] = (),
     ) -> bool:
-        """Comes back once everything of one call, answer or frame is durable: only then it may be
-        acknowledged. False: of all its messages none is for us, and none will be answered. The
-        adapter's state and what the socket `kept` go with the last message.
+        """Makes all messages of one call, answer or frame durable; only then may the caller
+        acknowledge it. The adapter's state and the `kept` memo are committed with the last message.
+        False if every message is ignored, so none gets an answer.
 
-        Raises Busy or StoreUnavailable: then it is to be refused as a whole, and sent again; those
-        that were taken already are known then.
+        Raises Busy or StoreUnavailable: the caller refuses the whole input, and the platform sends
+        it again; accepted messages are then duplicates.
         """
         memos: Memos = () if kept is None else (kept,)
         if parsed.state is not None:
@@ -121,7 +122,8 @@ class Intake:
         return is_ours
 
     async def _keep_unusable(self, channel: ChannelDef, one: Unusable) -> None:
-        """For the operator, if its sender may talk: others could fill the disk."""
+        """Keeps an unusable message for the operator. A sender who may not talk is judged instead,
+        so that strangers cannot fill the disk."""
         name, again = f"sha256:{hashlib.sha256(one.text.encode()).hexdigest()}", ""
         message = one.message
         if message is not None and one.is_certain:
@@ -142,7 +144,7 @@ class Intake:
     async def _process_message(
         self, channel: ChannelDef, message: Incoming, verdict: Verdict, memos: Memos
     ) -> bool:
-        """True: and the memos are written."""
+        """Processes one judged message; True if its commit includes the memos."""
         match verdict:
             case Ignored():
                 self.ignored[channel.name, verdict.why] += 1
@@ -150,7 +152,7 @@ class Intake:
                 return False
             case Answered():
                 return await self._note(channel, message, "told", memos, answer=verdict)
-        # Asked only of those who may talk: nobody else is to be told anything.
+        # Only a sender who may talk gets an answer about a late message.
         said_at = _seconds(message.timestamp or "")
         if said_at is not None and self.clock.now().timestamp() - said_at > channel.max_age_s:
             return await self._note(channel, message, "expired", memos, answer=Answered(TOO_LATE))
@@ -177,7 +179,7 @@ class Intake:
         )
         try:
             accepted = await self.accept(inbound)
-        except Conflict:  # AlreadyReceived, or who may speak for others used its id before
+        except Conflict:  # AlreadyReceived, or a client that speaks for others used the id before
             self._count(channel, "duplicate")
             return False
         except (NoRoute, NotOfProject) as error:
@@ -191,10 +193,11 @@ class Intake:
     async def _command(
         self, command: Command, channel: ChannelDef, message: Incoming, memos: Memos
     ) -> bool:
-        """Of one person one after the other, so that copies that come together are one."""
+        """Executes a command once. One person's commands run in order, so that simultaneous copies
+        count as one."""
         place = (channel.name, channel.account, message.dedupe_key)
         who = (channel.name, channel.account, message.sender.id)
-        # Whoever brought it may vanish; what was carried out must be known as that.
+        # The caller may vanish, but an executed command must be recorded.
         with anyio.CancelScope(shield=True):
             async with self._commanding.setdefault(who, anyio.Lock()):
                 known = await self.store.knows(*place)
@@ -203,7 +206,7 @@ class Intake:
                     answer = answer or Answered(await self.run_command(command, channel, message))
                     self._answers[place] = answer
                     await self._note(channel, message, "command", memos, answer=answer)
-                self._answers.pop(place, None)  # whatever becomes of it, it is known
+                self._answers.pop(place, None)  # the store knows the command now
         if known:
             self._count(channel, "duplicate")
         return not known
@@ -217,16 +220,16 @@ class Intake:
         *,
         answer: Answered | None = None,
     ) -> bool:
-        """Commits that the message came, with its answer; no turn follows."""
+        """Commits a message that makes no turn, together with its answer."""
         now = self.clock.now()
         place = (channel.name, channel.account)
         asked = None if answer is None else answer.asked
         deliveries = []
         if answer is not None:
-            # However much comes too late after a long silence, a room is told so once a day.
+            # A chat gets at most one answer a day about late messages.
             late = (message.peer, message.thread or "", now.date().isoformat())
             parts = (*place, *(late if outcome == "expired" else (message.dedupe_key,)))
-            # The same for the same message, whenever it comes again.
+            # A repeated message gets the same id.
             name = "d_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
             to = (*place, message.peer, message.thread)
             deliveries = [NewDelivery(name, *to, answer.text, _context(message, answer.do))]
@@ -244,7 +247,7 @@ class Intake:
 
 
 def address_of(channel: ChannelDef, message: Incoming) -> Address:
-    """Channel and account are the configuration's, whatever an adapter says."""
+    """Returns the address of a message; channel and account come from the configuration."""
     return Address(
         channel.name,
         channel.account,
@@ -265,16 +268,16 @@ def _context(message: Incoming, do: Literal["send", "join"] = "send") -> str:
 
 
 def _content(message: Incoming) -> str:
-    """What was said, and what came with it."""
-    said = message.text if message.text.strip() else ""
+    """Returns the text of a message and one sentence that lists its attachments."""
+    text = message.text if message.text.strip() else ""
     files = message.attachments
     if not files:
-        return said
+        return text
     listed = "; ".join(map(_file, files[:MOST_FILES]))
     more = f"; and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
     many = "a file that you" if len(files) == 1 else f"{len(files)} files that you"
-    told = f"[With this message came {many} cannot see yet: {listed}{more}.]"
-    return f"{said}\n\n{told}" if said else told
+    sentence = f"[With this message came {many} cannot see yet: {listed}{more}.]"
+    return f"{text}\n\n{sentence}" if text else sentence
 
 
 def _file(one: Attachment) -> str:
@@ -285,13 +288,13 @@ def _file(one: Attachment) -> str:
 
 
 def _plain(text: str) -> str:
-    """Names are the sender's: none may look like the end of the sentence."""
+    """Returns a sender's text without characters that could end the sentence around it."""
     shown = "".join(one if one.isprintable() and one not in "[]" else " " for one in text)
     return " ".join(shown.split())[:LONGEST_NAME]
 
 
 def _size(size: int) -> str:
-    size = min(size, 1 << 63)  # a larger one is no number that can be divided
+    size = min(size, 1 << 63)  # a float cannot hold a very large integer
     for unit, least in (("MB", 1_000_000), ("KB", 1_000)):
         if size >= least:
             return f"{size / least:.3g} {unit}"
@@ -299,7 +302,7 @@ def _size(size: int) -> str:
 
 
 def _seconds(timestamp: str) -> float | None:
-    """Since 1970; None for what cannot be read."""
+    """Returns a timestamp as seconds since 1970; None if it is invalid."""
     try:
         return float(timestamp)
     except ValueError:
@@ -314,21 +317,21 @@ def _seconds(timestamp: str) -> float | None:
 # --------------------------------------------------------------------- what a platform sent
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a platform sent: a call, an answer to our question, or a frame."""
+    """The input from a platform: a call, the answer to a poll, or a frame."""
 
     transport: TransportKind
     body: bytes
-    headers: Sequence[tuple[str, str]] = ()  # without those that prove who it is
+    headers: Sequence[tuple[str, str]] = ()  # without headers that prove the caller
     method: str | None = None
     path: str | None = None
     query: str | None = None
     status: int | None = None
-    key: str = ""  # of the body that was signed, where nothing else that was tells calls apart
+    key: str = ""  # digest of the signed body, if only that identifies the call
 
 
 @dataclass(slots=True)
 class OpenChannel:
-    """A channel that has all it needs. `state` is the adapter's own text, as of the last commit."""
+    """A channel that is ready to receive. `state` is the adapter's own text as of the last commit."""
 
     settings: ChannelDef
     adapter: Adapter
@@ -346,19 +349,19 @@ class OpenChannel:
         return given if isinstance(given, str) else self.adapter.description.api_base
 
     async def receive(self, got: Received, kept: ChannelMemo | None = None) -> HttpReply | None:
-        """Comes back once all of it is durable, with what the adapter wants to be answered.
+        """Makes all messages of the input durable and returns the adapter's answer to the call.
 
-        Raises AdapterFailed, Busy, StoreUnavailable: then it has to be sent again. What an adapter
-        cannot read again and again is kept for the operator instead.
+        Raises AdapterFailed, Busy, StoreUnavailable: the platform then has to send the input again.
+        An input that fails MOST_FAILURES times is kept for the operator instead.
         """
-        # Of calls that come together none may undo what another one has put into the state.
+        # Simultaneous calls must not overwrite each other's state.
         async with self._turn if self.state else nullcontext():
             body = await self.scrub(got.body)
             unusable: Sequence[Unusable] = ()
             try:
                 parsed, unusable = await self._parse(got, body)
             except AdapterFailed as error:
-                parsed = await self._give_up(got, body, error)
+                parsed = await self._keep_after_failures(got, body, error)
             is_ours = await self.intake.process(self.settings, parsed, kept, unusable)
             if parsed.state is not None:
                 self.state = parsed.state
@@ -366,17 +369,19 @@ class OpenChannel:
         return None if reply is not None and reply.promises and not is_ours else reply
 
     async def retry_message(self, letter: ReceivedMessage) -> None:
-        """What could not be taken when it came, because an operator says so. Raises Conflict if it
-        cannot be taken now either, Busy, StoreUnavailable."""
+        """Accepts a message that was unreadable before, on request of an operator. Raises Conflict
+        if it is still unusable, Busy, StoreUnavailable."""
         try:
             again = from_json(letter.again)
         except ValueError as error:
-            raise Conflict("it cannot be taken again; drop it") from error
+            raise Conflict("the message cannot be retried; drop it") from error
         async with self._turn if self.state else nullcontext():
-            # However old it is: the operator has asked for it.
+            # Without a timestamp the message is not too old.
             messages = [replace(one, timestamp=None) for one in await self._read_again(again)]
             if messages and not await self.intake.process(self.settings, Parsed(tuple(messages))):
-                raise Conflict("its sender may not talk here; change that, or drop it")
+                raise Conflict(
+                    "its sender may not talk here; approve the sender or drop the message"
+                )
 
     async def _read_again(self, again: Mapping[str, Any]) -> Sequence[Incoming]:
         if "message" in again:
@@ -388,35 +393,27 @@ class OpenChannel:
         try:
             parsed, unusable = await self._parse(got, body)
         except AdapterFailed as error:
-            raise Conflict(f"it cannot be read now either: {error}") from error
+            raise Conflict(f"the message is still unreadable: {error}") from error
         return [*parsed.messages, *(one.message for one in unusable if one.message)]
 
     async def _parse(
         self, got: Received, body: bytes, *, skip: bool | None = None
     ) -> tuple[Parsed, Sequence[Unusable]]:
         body, is_marked = mark_invalid(body)
-        settings = self.settings
-        head = AdapterEvent(
-            got.transport,
-            _joined(got.headers),
-            settings.account,
-            settings.config,
-            self.state,
-            method=got.method,
-            path=got.path,
-            query=got.query,
-            status=got.status,
-            skip=skip,
-            api_base=self.api_base,
-        )
+        account, config, headers = self.settings.account, self.settings.config, _joined(got.headers)
+        call = (self.state, got.method, got.path, got.query, got.status, skip, self.api_base)
+        head = AdapterEvent(got.transport, headers, account, config, *call)
         scrubbed = (await self.scrub(write_event(head))).decode(errors="replace")
         text = await self.adapter.parse(f"{scrubbed[:-1]},{_body(body)}}}")
         parsed, unusable = read_each(text, is_marked=is_marked)
         return _keyed(got.key, parsed, unusable) if got.key else (parsed, unusable)
 
-    async def _give_up(self, got: Received, body: bytes, error: AdapterFailed) -> Parsed:
-        """Raises it once more, until it was raised often enough. What was polled comes again until
-        its adapter says where to go on: as long as it does not, it is not given up."""
+    async def _keep_after_failures(
+        self, got: Received, body: bytes, error: AdapterFailed
+    ) -> Parsed:
+        """Raises the error until the body has failed MOST_FAILURES times, then keeps the body for the
+        operator. A polled answer is given up only if its adapter returns the state after it, because
+        the platform repeats the answer until the state moves on."""
         digest = hashlib.sha256(got.body).hexdigest()
         failures = self._failures.pop(digest, 0) + 1
         settings = self.settings
@@ -444,7 +441,7 @@ class OpenChannel:
         return Parsed(state=state)
 
     async def _state_after(self, got: Received, body: bytes) -> str | None:
-        """The state after an answer that nobody can read, if the adapter can tell it."""
+        """Returns the adapter's state after an unreadable answer; None if the adapter has none."""
         try:
             state = (await self._parse(got, body, skip=True))[0].state
         except AdapterFailed:
@@ -455,7 +452,7 @@ class OpenChannel:
 def _keyed(
     key: str, parsed: Parsed, unusable: Sequence[Unusable]
 ) -> tuple[Parsed, Sequence[Unusable]]:
-    """Messages of one call are told apart by their order: nothing else comes from what was signed."""
+    """Numbers the messages of a call: the key and the order are the only signed identity."""
     keys = (f"{key}:{place}" if place else key for place in count())
     messages = tuple(replace(one, key=next(keys)) for one in parsed.messages)
     kept = [
@@ -474,7 +471,7 @@ def _joined(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def _body(body: bytes) -> str:
-    """As a member of the event."""
+    """Returns the body as a member of the event's JSON."""
     try:
         return f'"body":{to_json(body.decode()).decode()}'
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Recipes of descriptions at work: requests filled in, conditions met, answers of platforms read."""
+"""Applies the recipes of a description: fills requests, matches conditions, reads answers."""
 
 import json
 import re
@@ -13,27 +13,27 @@ from gateway.domain.ports import Fetched, FetchRequest
 from gateway.domain.text import printable
 
 LONGEST_WAIT_S = 86_400.0
-_LONGEST_WORD = 300  # also of an id
-_UNSURE = frozenset({500, 502, 504})  # whoever says so may have failed after the message was made
+_LONGEST_WORD = 300  # characters of an error word or an id
+_UNSURE = frozenset({500, 502, 504})  # the platform may have created the message
 _PLACEHOLDER = re.compile(
     r"(?<!\$)\{(api_base|webhook_url|state|(?:config|kept|frame)\.[A-Za-z0-9_.-]+)\}"
 )
-_AS_IT_IS = ("api_base", "webhook_url")  # in a URL: they are URLs themselves
+_AS_IT_IS = ("api_base", "webhook_url")  # URLs, which a URL holds without encoding
 
 
 class RecipeUnfilled(GatewayError):
-    """A recipe of a channel adapter names something that is not there."""
+    """A recipe of a channel adapter has a placeholder without a value."""
 
     code = "config_error"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"a recipe of the adapter needs {{{name}}}, and there is none")
+        super().__init__(f"a recipe of the adapter needs {{{name}}}, which has no value")
         self.name = name
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What the placeholders of a recipe stand for; `state` is empty before there is one."""
+    """The values of a recipe's placeholders. `state` is empty before the first commit."""
 
     api_base: str | None = None
     webhook_url: str | None = None
@@ -44,7 +44,7 @@ class Values:
 
 
 def at(value: object, path: str) -> object:
-    """What the path leads to in a JSON value; None where there is nothing."""
+    """Returns the part of a JSON value at a path; None if there is none."""
     for name in path.split("."):
         if isinstance(value, Mapping):
             value = value.get(name)
@@ -56,16 +56,16 @@ def at(value: object, path: str) -> object:
 
 
 def plain(name: str, value: object) -> str:
-    """As a text. Raises Denied: platforms and adapters write values, and none of them may call for
-    a secret."""
+    """Returns a value as text. Raises Denied for the placeholder of a secret, because platforms and
+    adapters write values."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if "${" in text:
-        raise Denied(f"the value of {{{name}}} reads like a placeholder of a secret")
+        raise Denied(f"the value of {{{name}}} looks like the placeholder of a secret")
     return text
 
 
 def fits(when: Table, value: object) -> bool:
-    """Whether each path leads to what is written there; null stands for nothing, too."""
+    """True if each path of `when` has its value; null also matches a missing part."""
     pairs = [(at(value, path), wanted) for path, wanted in when.items()]
     return all(
         found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
@@ -74,16 +74,17 @@ def fits(when: Table, value: object) -> bool:
 
 
 def fill_call(recipe: CallRecipe, values: Values, timeout_s: float = 30.0) -> FetchRequest:
-    """The request that a recipe makes. Raises RecipeUnfilled, Denied.
+    """Returns the request of a recipe, still with the placeholders of secrets.
 
-    In a URL a value is percent-encoded, in a JSON body it is JSON. Secrets stay to be filled in.
+    A URL holds its values percent-encoded, a JSON body holds them as JSON. Raises RecipeUnfilled,
+    Denied.
     """
     headers = tuple((name, _fill(text, values, plain)) for name, text in recipe.headers.items())
     if recipe.body.lstrip().startswith(("{", "[")):
         try:
             body = fill_frame(json.loads(recipe.body), values)
         except ValueError as error:
-            raise Denied(f"the body of a recipe is no JSON: {recipe.body[:100]!r}") from error
+            raise Denied(f"the body of a recipe is not JSON: {recipe.body[:100]!r}") from error
     else:
         body = _fill(recipe.body, values, plain)
     url = fill_url(recipe.url, values)
@@ -101,9 +102,8 @@ def fill_url(text: str, values: Values) -> str:
 
 
 def fill_frame(frame: object, values: Values, *, null_for: str | None = None) -> str:
-    """JSON text; a value that is one placeholder and nothing else keeps the type of what it stands
-    for. Such a placeholder that begins with `null_for` is null if there is nothing. Raises
-    RecipeUnfilled, Denied."""
+    """Returns JSON text. A string that is exactly one placeholder becomes its value with its type;
+    with the prefix `null_for` and without a value it becomes null. Raises RecipeUnfilled, Denied."""
 
     def filled(part: object) -> object:
         match part:
@@ -123,7 +123,7 @@ def fill_frame(frame: object, values: Values, *, null_for: str | None = None) ->
             if null_for is not None and name.startswith(null_for):
                 return None
             raise
-        plain(name, value)  # refuses what must not be sent
+        plain(name, value)  # refuses the placeholder of a secret
         return value
 
     return json.dumps(filled(frame), ensure_ascii=False, separators=(",", ":"))
@@ -151,7 +151,8 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """`after_s`: the platform named the wait. `is_unsure`: it may have done what it was asked."""
+    """The request should be repeated, after `after_s` seconds if the platform named a wait.
+    `is_unsure` means that the platform may have executed it."""
 
     why: str
     after_s: float | None
@@ -166,7 +167,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """Asking again would not help; `is_ours`: nor would asking for another peer."""
+    """The platform refused the request for good; with `is_ours` it would refuse every peer."""
 
     why: str
     is_ours: bool = False
@@ -176,7 +177,7 @@ Answer = Arrived | TryAgain | Moved | Declined
 
 
 def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
-    """The outcome of a request, read as the description has it."""
+    """Returns the outcome of a request by the rules of the description."""
     said = read_json(fetched.body)
     word = _text(outbound.error, said)
     is_ok = 200 <= fetched.status < 300
@@ -193,7 +194,7 @@ def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
 
 
 def _text(path: str | None, said: object) -> str | None:
-    """Words and numbers are texts, anything else is none."""
+    """Returns a word or a number as text; None for other values."""
     value = None if path is None else at(said, path)
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return None
@@ -208,7 +209,7 @@ def _wait_s(places: Sequence[str], said: object, headers: Mapping[str, str]) -> 
             continue
         try:
             seconds = float(value)
-        except (ValueError, OverflowError):  # a date, which nobody sends to programs
+        except (ValueError, OverflowError):  # an HTTP date is not supported
             continue
         if seconds >= 0:  # NaN is not
             return min(seconds, LONGEST_WAIT_S)

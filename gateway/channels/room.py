@@ -1,4 +1,4 @@
-"""The configured channels: opened with all they need, connected to their platforms, and delivering."""
+"""The configured channels: opens them, connects them to their platforms, delivers their answers."""
 
 import logging
 import random
@@ -41,14 +41,14 @@ from gateway.sessions.outbox import Deliveries
 log = logging.getLogger(__name__)
 
 COMPILED = "its adapter is being compiled"
-SENDING_S = 5.0  # for answers that are on their way to a platform when we stop
+SENDING_S = 5.0  # the gateway waits so long for running deliveries when it stops
 
 Scrubbing = Callable[[Sequence[PluginSecret]], Scrub]
 _SECRET = re.compile(r"\$\{secret:([^{}]+)\}")
 
 
 class Traffic(NamedTuple):
-    """Counts since the start: what became of messages, why some are ignored, what became of answers."""
+    """Counts since the start: outcomes of messages, reasons of ignored ones, outcomes of answers."""
 
     taken: Counts
     ignored: Counts
@@ -56,7 +56,7 @@ class Traffic(NamedTuple):
 
 
 class AdapterPlugins(Protocol):
-    """The plugins, some of which are still being compiled."""
+    """The plugins; some may still be compiling."""
 
     @property
     def adapters(self) -> Sequence[Adapter]: ...
@@ -65,28 +65,28 @@ class AdapterPlugins(Protocol):
     def infos(self) -> Sequence[PluginInfo]: ...
 
     async def ready(self, names: Iterable[str]) -> None:
-        """Waits until these are loaded or refused."""
+        """Waits until the named plugins are loaded or refused."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A configured channel. `is_settled`: it is open or refused, once its adapter is compiled."""
+    """A configured channel. `is_settled` is set once it is open or refused."""
 
     settings: ChannelDef
     health: ChannelHealth
     opened: OpenChannel | None = None
     is_settled: anyio.Event = field(default_factory=anyio.Event)
     connection: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    parted: anyio.Event | None = (
-        None  # set when the connection is closed; None: there never was one
-    )
+    parted: anyio.Event | None = None  # set once the connection is closed; None without one
 
 
 @dataclass(slots=True)
 class ChannelRoom:
-    """Opens channels. A channel that cannot be opened keeps no other from working. `scrubbing` takes a
-    channel's secrets out of what its platform sends. `delivered` counts deliveries. `connect` and `join` set
-    a channel to work that is opened later, where connections are kept and answers delivered."""
+    """The configured channels. A channel that cannot be opened does not affect the others.
+
+    `scrubbing` removes a channel's secrets from its platform's input. `delivered` counts deliveries.
+    `connect` and `join` start the connection and the deliveries of a channel that is opened later.
+    """
 
     intake: Intake
     store: ChannelStore
@@ -96,7 +96,7 @@ class ChannelRoom:
     scrubbing: Scrubbing
     delivered: Counts = field(default_factory=Counter)
     deliveries: Deliveries | None = None
-    duties: Duties | None = None  # of several nodes: which channels are this one's
+    duties: Duties | None = None  # with several nodes, the channels of this node
     connect: Callable[[str], None] = lambda name: None
     join: Callable[[str, OpenChannel], None] = lambda name, opened: None
     senders: dict[str, Deliver] = field(default_factory=dict)
@@ -105,7 +105,8 @@ class ChannelRoom:
     _entries: dict[str, _Entry] = field(default_factory=dict)
 
     async def load(self, channels: Iterable[ChannelDef], plugins: AdapterPlugins) -> None:
-        """Raises StoreUnavailable."""
+        """Opens or refuses channels, except those whose adapter is compiling. Raises
+        StoreUnavailable."""
         late = {one.name for one in plugins.infos if one.state == "compiling"}
         for channel in channels:
             health = ChannelHealth(channel, channel.transport, self.clock, self.publish)
@@ -118,8 +119,8 @@ class ChannelRoom:
                 entry.is_settled.set()
 
     async def renew(self, channels: Sequence[ChannelDef], plugins: AdapterPlugins) -> None:
-        """From now on these are the channels. One that is as it was notices nothing; of another, the old
-        connection is closed before there is a new one. Raises StoreUnavailable."""
+        """Replaces the channels. An unchanged channel keeps its connection; a changed one closes the
+        old connection before it opens a new one. Raises StoreUnavailable."""
         stay = await self._unchanged(channels, plugins)
         late = [one for one in channels if one.name not in stay]
         await self._close(self._entries.keys() - stay.keys(), {one.name for one in late})
@@ -136,7 +137,7 @@ class ChannelRoom:
     async def _unchanged(
         self, channels: Sequence[ChannelDef], plugins: AdapterPlugins
     ) -> dict[str, _Entry]:
-        """The open ones that are configured as they were, with the same adapter."""
+        """Returns the open channels whose configuration and adapter are unchanged."""
         for entry in self._entries.values():
             await entry.is_settled.wait()
         adapters = {one.plugin.name: one for one in plugins.adapters}
@@ -149,7 +150,7 @@ class ChannelRoom:
         }
 
     def _begin(self, names: Iterable[str]) -> None:
-        """Sets channels to work that were opened now."""
+        """Starts the connections and deliveries of newly opened channels."""
         for name in names:
             entry = self._entries[name]
             if entry.is_settled.is_set():
@@ -159,7 +160,7 @@ class ChannelRoom:
                 self.connect(name)
 
     async def _close(self, names: Collection[str], coming: Collection[str]) -> None:
-        """Calls for those that are `coming` again are to be brought again meanwhile."""
+        """Closes channels. Callers of a channel that is `coming` again are told to retry."""
         closed = [self._entries[name] for name in names]
         for entry in closed:
             name = entry.settings.name
@@ -173,7 +174,7 @@ class ChannelRoom:
                 await entry.parted.wait()
 
     async def keep_connected(self, name: str, work: Callable[[OpenChannel], Work]) -> None:
-        """Until the channel is closed, or only the operator can help."""
+        """Runs the connection of a channel until it is closed, or until only an operator can help."""
         entry, task = self._entries[name], f"channel:{name}"
         entry.parted = anyio.Event()
 
@@ -187,7 +188,7 @@ class ChannelRoom:
         entry.parted.set()
 
     async def open_late(self, plugins: AdapterPlugins) -> None:
-        """Opens each channel that is coming once its adapter is compiled. Raises StoreUnavailable."""
+        """Opens each remaining channel once its adapter is compiled. Raises StoreUnavailable."""
         async with anyio.create_task_group() as group:
             for entry in self._entries.values():
                 if not entry.is_settled.is_set():
@@ -237,9 +238,9 @@ class ChannelRoom:
         log.warning("channel_refused", extra=extra)
 
     def refuse_shared_proofs(self, *late: str) -> None:
-        """Refuses webhook channels that share a secret or key. The configuration is checked for that only
-        for adapters that ship with the gateway. With names only these are refused: the others are at
-        work."""
+        """Refuses webhook channels that share a secret or key with another one; with `late`, only
+        these channels, because the others are running. The check of the configuration covers only
+        bundled adapters."""
         known = {
             name: proofs(one.channel.adapter.description, one.channel.settings)
             for name, one in self.webhooks.addresses.items()
@@ -248,33 +249,32 @@ class ChannelRoom:
             others = [other for other in known if other != name and known[other] & known[name]]
             if others and (not late or name in late):
                 del self.webhooks.addresses[name]
-                self._refuse(
-                    self._entries[name],
-                    f"its callers prove who they are by the same secret or key as those of "
-                    f"{', '.join(others)}, so each may take the other's calls; give each its own",
-                )
+                others_named = ", ".join(others)
+                why = f"it shares a secret or key with {others_named}; give each channel its own"
+                self._refuse(self._entries[name], why)
 
     async def wait_open(self, name: str) -> OpenChannel | None:
-        """Waits for a channel that is coming. None: it is refused."""
+        """Waits until a channel is open and returns it; None if it is refused."""
         await self._entries[name].is_settled.wait()
         return self._entries[name].opened
 
     @property
     def names(self) -> Collection[str]:
-        """Of the channels that are open, or may be later."""
+        """The names of the channels that are open or may open later."""
         entries = self._entries.items()
         return {name for name, one in entries if one.opened or not one.is_settled.is_set()}
 
     async def retry_message(self, letter: ReceivedMessage) -> None:
-        """Raises Conflict, and as OpenChannel.retry_message."""
+        """Accepts an unreadable message again. Raises Conflict if its channel is not open, and as
+        OpenChannel.retry_message."""
         entry = self._entries.get(letter.channel)
         opened = entry and entry.opened
         if not opened or opened.settings.account != letter.account:
-            raise Conflict(f"channel {letter.channel} is not open: see `exogate channel list`")
+            raise Conflict(f"channel {letter.channel} is not open; see `exogate channel list`")
         await opened.retry_message(letter)
 
     def nudge(self) -> None:
-        """Something is to be delivered."""
+        """Wakes the deliveries."""
         if self.deliveries is not None:
             self.deliveries.nudge()
 
@@ -282,18 +282,18 @@ class ChannelRoom:
         """Shows the sender of an accepted message that an answer is coming."""
         drafts = self.drafts.get(inbound.address.channel)
         if self.duties is not None and not self.duties.holds(inbound.address.channel):
-            return  # the answer itself comes from another node
+            return  # another node sends the answer
         if drafts is not None and inbound.whence is not None and not accepted.duplicate:
             drafts.start(accepted.run_id, inbound.whence)
 
     async def drain(self) -> None:
-        """Finishes deliveries that are being sent; starts no other."""
+        """Finishes the running deliveries and starts no others."""
         if self.deliveries is not None:
             with anyio.move_on_after(SENDING_S):
                 await self.deliveries.drain()
 
     def disconnect(self) -> None:
-        """Closes the connections to platforms so that their sessions can be resumed, and opens none again."""
+        """Closes all connections for good, so that their sessions can be resumed."""
         self.connections.cancel()
 
     def statuses(self) -> tuple[ChannelStatus, ...]:
@@ -308,7 +308,7 @@ def channel_room(
     scrubbing: Scrubbing,
     traffic: Traffic,
 ) -> ChannelRoom:
-    """No channel is open yet. Deliveries wait until `delivering`."""
+    """Returns a room without open channels. Deliveries wait until `delivering`."""
     front, store, clock = commands.front, stores.channels, commands.front.clock
 
     async def accept(inbound: Inbound) -> Accepted:
@@ -316,17 +316,15 @@ def channel_room(
         room.show_progress(inbound, accepted)
         return accepted
 
-    counts = (traffic.taken, traffic.ignored)
-    intake = Intake(
-        accept, store, clock, lambda: room.nudge(), commands.access, commands.run, *counts
-    )
+    how = (commands.access, commands.run, traffic.taken, traffic.ignored)
+    intake = Intake(accept, store, clock, lambda: room.nudge(), *how)
     webhooks = WebhookEndpoint(stores.audit, clock)
     room = ChannelRoom(intake, store, clock, publish, webhooks, scrubbing, traffic.delivered)
     return room
 
 
 def require_openable(channel: ChannelDef, description: Description, clock: Clock) -> None:
-    """Raises ChannelRefused for what a start would refuse, or what each connection would lack."""
+    """Raises ChannelRefused if a start would refuse the channel, or if a secret is missing."""
     transport = transport_of(channel, description)
     _check_needs(channel, description)
     if isinstance(transport, Webhook):
@@ -336,7 +334,7 @@ def require_openable(channel: ChannelDef, description: Description, clock: Clock
 
 
 def secrets_of(transport: Transport) -> Sequence[str]:
-    """The secrets that a transport needs; a `setup` is left out where they are missing."""
+    """Returns the required secrets of a transport; `setup` is skipped without its secrets."""
     if isinstance(transport, Webhook):
         return (transport.challenge.secret,) if transport.challenge else ()
     needed = replace(transport, setup=None) if isinstance(transport, Poll) else transport
@@ -344,7 +342,7 @@ def secrets_of(transport: Transport) -> Sequence[str]:
 
 
 def transport_of(channel: ChannelDef, description: Description) -> Transport:
-    """The one that is configured, else the first. Raises ChannelRefused."""
+    """Returns the configured transport, else the first. Raises ChannelRefused."""
     offered = description.transports
     found = next((one for one in offered if channel.transport in {None, one.type}), None)
     if found is None:
@@ -355,7 +353,7 @@ def transport_of(channel: ChannelDef, description: Description) -> Transport:
 
 
 def _check_needs(channel: ChannelDef, description: Description) -> None:
-    """Raises ChannelRefused."""
+    """Raises ChannelRefused if a required secret or setting is missing."""
     for name in description.secrets:
         secret_of(channel, name)
     for name in description.needs:
@@ -374,8 +372,8 @@ async def delivering(
     *,
     fetch: Fetch,
 ) -> AsyncIterator[None]:
-    """Delivers answers to the open channels. `accounts` are those of all that are configured: answers
-    wait for a channel that is refused."""
+    """Delivers answers to the open channels. `accounts` holds all configured accounts: answers wait
+    for a channel that is refused."""
     async with anyio.create_task_group() as group:
         coming = {name: anyio.Event() for name in room.names}
 

@@ -1,4 +1,4 @@
-"""Cuts a text into messages that a platform takes, where a reader would."""
+"""Cuts a text into messages within a platform's limit, at paragraphs, lines, sentences or words."""
 
 import re
 import unicodedata
@@ -10,18 +10,18 @@ from typing import Literal
 Unit = Literal["utf16", "characters", "bytes"]
 
 _OPENS = re.compile(r"^ {0,3}(?P<mark>`{3,12}|~{3,12})(?P<info>[^`\n]{0,80})$", re.MULTILINE)
-# What a reader wants to find whole: references to characters, links, code in a line.
+# Parts that stay whole if they fit: character references, links, inline code.
 _WHOLE = re.compile(r"&#?\w{1,32};|!?\[[^\[\]\n]*\]\([^()\n]*\)|(`{1,2})[^`\n]+\1")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
 _LINE = re.compile(r"\n")
-_SENTENCE = re.compile(r"[.!?…][\"')\]]*\s+|[。！？]")  # of other scripts
+_SENTENCE = re.compile(r"[.!?…][\"')\]]*\s+|[。！？]")  # the second branch is for other scripts
 _WORD = re.compile(r"\s+")
 _JOINER = "\u200d"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`text` is what is sent of the slice from `start` to `end`: blank, if that is."""
+    """One message: `text` is the sent form of the slice from `start` to `end`; blank if that is."""
 
     start: int
     end: int
@@ -30,13 +30,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A block of code. `body` to `close` is what stands between its fences."""
+    """A fenced code block; its content is from `body` to `close`."""
 
     start: int
     body: int
     close: int
     end: int
-    opening: str  # with the first word of its info
+    opening: str  # the mark and the first word of the info string
     mark: str
 
 
@@ -45,7 +45,7 @@ def width_of(text: str, unit: Unit) -> int:
 
 
 class Splitting:
-    """One text, cut from any place on: the slices join to the text, whatever the limits were."""
+    """A text that can be cut from any offset. Joined slices give the text for all limits."""
 
     def __init__(self, text: str, unit: Unit = "characters") -> None:
         self.text = text
@@ -54,7 +54,7 @@ class Splitting:
         self._starts = [fence.start for fence in self._fences]
 
     def cut(self, start: int, limit: int) -> Piece:
-        """The longest piece from there on that fits, fences around it included."""
+        """Returns the longest piece from `start` that fits, including the fences around it."""
         before, reserved = self._reopened(start, limit), 0
         while True:
             room = limit - width_of(before, self._unit) - reserved
@@ -105,7 +105,7 @@ class Splitting:
         return self._anywhere(start, most, whole)
 
     def _anywhere(self, start: int, most: int, whole: Set[int]) -> int:
-        """In the middle of a word; not of what is seen as one character, if that fits at all."""
+        """Returns an end within a word, but not within one visible character if that fits."""
         end = most
         while end in whole:
             end -= 1
@@ -115,7 +115,7 @@ class Splitting:
         return place if place > start else end
 
     def _whole(self, start: int, most: int, room: int) -> Set[int]:
-        """The places inside of what must not be cut; what does not fit at all has to be."""
+        """Returns the offsets inside the parts that stay whole; a part that cannot fit is cut."""
         spans = [match.span() for match in _WHOLE.finditer(self.text, start, most + room)]
         at = max(0, bisect_right(self._starts, start) - 1)
         for fence in self._fences[at : bisect_right(self._starts, most)]:
@@ -130,7 +130,7 @@ class Splitting:
 
 
 def _fitting(text: str, start: int, room: int, unit: Unit) -> int:
-    """How far it fits; one character always does."""
+    """Returns the end of the longest slice that fits; at least one character always fits."""
     if unit == "characters":
         return min(len(text), start + room)
     width, end = _WIDTHS[unit], start
@@ -143,7 +143,7 @@ def _fitting(text: str, start: int, room: int, unit: Unit) -> int:
 
 
 def _joined(text: str, place: int) -> bool:
-    """Whether what stands there is seen as one character with what stands before it."""
+    """True if the characters before and at an offset are visible as one."""
     if not 0 < place < len(text):
         return False
     char, before = text[place], text[place - 1]

@@ -1,7 +1,7 @@
-"""Webhooks: a call is verified over its raw bytes, before anybody reads it, and then taken in.
+"""Webhooks: verifies a call over its raw bytes before its body is parsed, then accepts its messages.
 
-Verification is a recipe of the adapter's description, carried out here. `signed` is its other side, for
-platforms that are simulated.
+The adapter's description holds the recipe of the verification. `sign_headers` signs a call the same
+way, for simulated platforms.
 """
 
 import hashlib
@@ -32,17 +32,17 @@ WHSEC = "whsec_"
 NOT_HERE = WebhookAnswer(404)
 NOT_YET = WebhookAnswer(503, (("retry-after", "5"),))
 _CONTENT_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+/;= -]{1,100}")
-_BODILESS = frozenset({204, 205, 304})  # what stood behind them would be read as the next answer
+_BODILESS = frozenset({204, 205, 304})  # a body would be read as the next answer
 _TIME = re.compile(r"[0-9]{1,12}")
 _ID = re.compile(r"[!-~]{1,256}")
 _SIGNED = re.compile(r"(\{timestamp\}|\{id\}|\{body\})")
 _HEX_KEY = re.compile(r"[0-9A-Fa-f]{64}")
 
-_Y = 2**255 - 1  # of a point's 256 bits those that are its y
+_Y = 2**255 - 1  # mask of a point's y coordinate
 _P = 2**255 - 19
 _OF_ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
-# The points of small order, however they are written: to such a key, nothing but zeros for instance,
-# anybody finds a signature.
+# The points of small order in all encodings. Anyone can forge signatures for such a key, for example
+# for a key of zeros.
 _SMALL = frozenset({0, 1, _P - 1, _P, _P + 1, _OF_ORDER_8, _P - _OF_ORDER_8})
 
 Headers = tuple[tuple[str, str], ...]
@@ -50,7 +50,7 @@ Why = Literal["missing", "stale", "wrong"]
 
 
 class ChannelRefused(GatewayError):
-    """A channel is not started; the text names it and says why and what would help."""
+    """A channel is not started; the text names the channel, the problem and the fix."""
 
     code = "channel_refused"
 
@@ -60,7 +60,7 @@ class ChannelRefused(GatewayError):
 
 
 class NotGenuine(GatewayError):
-    """A call that nobody can vouch for; `why` is counted, and never told to whoever called."""
+    """A call failed verification; `why` is counted and never sent to the caller."""
 
     code = "unauthorized"
 
@@ -72,30 +72,31 @@ class NotGenuine(GatewayError):
 # ---------------------------------------------------------------------------------- verification
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """One recipe with its key: the secret, or the public key of ed25519."""
+    """One recipe with its key: the shared secret, or the public key of ed25519."""
 
     recipe: Verify
     clock: Clock
     key: bytes = field(repr=False)
 
     def check(self, call: WebhookCall) -> None:
-        """Raises NotGenuine, whatever else goes wrong on the way."""
+        """Raises NotGenuine if the call fails verification, and for every other error."""
         wanted = self.recipe.header.lower()
         if not any(name == wanted for name, _ in call.headers):
             raise NotGenuine(self.recipe.missing_status, "missing")
         try:
             why = self._objection(call)
-        except Exception as error:  # whatever a forged call provokes is a refusal
+        except Exception as error:  # an error that a forged call causes is a refusal
             raise NotGenuine(self.recipe.wrong_status, "wrong") from error
         if why is not None:
             raise NotGenuine(self.recipe.wrong_status, why)
 
     def without_proof(self, headers: Headers) -> Headers:
-        """Those that prove nothing: an adapter gets to see no other. What was signed may be seen."""
+        """Returns the headers without the proof, which an adapter must not see."""
         return tuple(one for one in headers if one[0] != self.recipe.header.lower())
 
     def dedupe_key(self, body: bytes) -> str:
-        """What tells a genuine call from others; empty where its messages have ids to be trusted."""
+        """Returns the digest of the body if the recipe identifies calls by it; empty if the ids of
+        the messages are trusted."""
         return f"sha256:{hashlib.sha256(body).hexdigest()}" if self.recipe.dedupe == "body" else ""
 
     def _objection(self, call: WebhookCall) -> Why | None:
@@ -117,14 +118,15 @@ class Verifier:
         return abs(self.clock.now().timestamp() - int(stamp)) <= self.recipe.window_s
 
     def _id(self, call: WebhookCall) -> str:
-        """With nothing in it that stands between the parts of what is signed: else one signature
-        would fit two ways to cut the same bytes."""
+        """Returns the id of a call; empty if the recipe has none. Raises ValueError for an id that
+        holds a separator of the signed text, because the signature would then fit two readings of
+        the same bytes."""
         if self.recipe.id_header is None:
             return ""
         text = _single(call, self.recipe.id_header)
         between = {part for part in _SIGNED.split(self.recipe.signs) if part and part[0] != "{"}
         if not _ID.fullmatch(text) or any(part in text for part in between):
-            raise ValueError("an id that could be cut in another way")
+            raise ValueError("the id is ambiguous")
         return text
 
     def _holds(self, text: bytes, proof: str) -> bool:
@@ -135,7 +137,7 @@ class Verifier:
             if recipe.type == "ed25519":
                 return _is_signed_by(self.key, text, _decoded(proof, recipe.encoding, 64))
             given = _decoded(proof, recipe.encoding, hashlib.sha256().digest_size)
-        except ValueError:  # not even written as a signature
+        except ValueError:  # malformed signature
             return False
         return hmac.compare_digest(given, hmac.digest(self.key, text, "sha256"))
 
@@ -143,7 +145,7 @@ class Verifier:
 def _single(call: WebhookCall, name: str) -> str:
     values = [value for given, value in call.headers if given == name.lower()]
     if len(values) != 1:
-        raise ValueError("a header that has to be there once")
+        raise ValueError(f"the header {name} must appear once")
     return values[0]
 
 
@@ -153,24 +155,24 @@ def _signed_text(recipe: Verify, stamp: str, id_: str, body: bytes) -> bytes:
 
 
 def verifier(description: Description, channel: ChannelDef, clock: Clock) -> Verifier:
-    """Of the one recipe that the channel's `config` calls for. Raises ChannelRefused: a channel
-    that nobody can verify is never open."""
+    """Returns the verifier of the recipe that the channel's `config` selects. Raises ChannelRefused
+    if the channel cannot verify its calls."""
     fitting = [one for one in description.recipes if _is_meant(one, channel)]
     if len(fitting) != 1:
         wanted = " or ".join(
             ", ".join(f'{name} = "{value}"' for name, value in one.when.items())
             for one in description.recipes
         )
-        raise ChannelRefused(channel.name, f"how calls are verified is not said; set {wanted}")
+        raise ChannelRefused(channel.name, f"config selects no verification; set {wanted}")
     key = _key(fitting[0], channel)
     if fitting[0].type == "ed25519":
-        _is_signed_by(key, b"", bytes(64))  # the library is loaded now, not at the first call
+        _is_signed_by(key, b"", bytes(64))  # loads the library before the first call
     return Verifier(fitting[0], clock, key)
 
 
 def proofs(description: Description, channel: ChannelDef) -> frozenset[bytes]:
-    """By what its callers prove who they are: with one in common, each of two channels may take the
-    other's calls, whatever header they stand in. Raises ChannelRefused."""
+    """Returns the secrets and keys that verify a channel's calls. Two channels that share one could
+    accept each other's calls. Raises ChannelRefused."""
     meant = [one for one in description.recipes if _is_meant(one, channel)]
     secrets = {secret_of(channel, one.secret).encode() for one in meant if one.secret}
     return frozenset(secrets | {_key(one, channel) for one in meant})
@@ -181,7 +183,7 @@ def _is_meant(recipe: Verify, channel: ChannelDef) -> bool:
 
 
 def secret_of(channel: ChannelDef, name: str) -> str:
-    """Raises ChannelRefused for one that is not there or blank."""
+    """Returns a secret of a channel. Raises ChannelRefused if it is missing, blank or too long."""
     found = next((one for one in channel.secrets if one.name == name), None)
     value = found.value.reveal() if found else ""
     if not value.strip() or len(value) > LONGEST_SECRET:
@@ -203,7 +205,7 @@ def _key(recipe: Verify, channel: ChannelDef) -> bytes:
     except ValueError:
         key = b""
     if not value.startswith(WHSEC) or not key:
-        problem = f"secret {recipe.secret!r} has to be {WHSEC} with base64 behind it"
+        problem = f"secret {recipe.secret!r} must be {WHSEC} followed by base64"
         raise ChannelRefused(channel.name, problem)
     return key
 
@@ -213,13 +215,13 @@ def _public_key(recipe: Verify, channel: ChannelDef) -> bytes:
     is_hex = isinstance(value, str) and _HEX_KEY.fullmatch(value)
     raw = bytes.fromhex(str(value)) if is_hex else bytes(32)
     if int.from_bytes(raw, "little") & _Y in _SMALL:
-        problem = f"config.{recipe.key} has to be the public key: 64 hexadecimal digits"
+        problem = f"config.{recipe.key} must be the public key: 64 hexadecimal digits"
         raise ChannelRefused(channel.name, problem)
     return raw
 
 
 def _is_signed_by(key: bytes, text: bytes, signature: bytes) -> bool:
-    # most gateways have no channel that needs it
+    # slow to import, and most gateways have no channel that needs it
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
         Ed25519PublicKey,
@@ -233,15 +235,15 @@ def _is_signed_by(key: bytes, text: bytes, signature: bytes) -> bool:
 
 
 def _decoded(text: str, encoding: str, size: int) -> bytes:
-    """Each signature has one form, but for the case of hex. Raises ValueError."""
+    """Decodes a signature in its one valid form; hex may have either case. Raises ValueError."""
     raw = bytes.fromhex(text) if encoding == "hex" else _from_base64(text)
     if len(raw) != size or (encoding == "hex" and len(text) != 2 * size):
-        raise ValueError("not as long as a signature")
+        raise ValueError("wrong length of a signature")
     return raw
 
 
 def _from_base64(text: str) -> bytes:
-    """Raises ValueError for a form that is not the canonical one of those bytes."""
+    """Raises ValueError for base64 that is not canonical."""
     raw = b64decode(text, validate=True)
     if b64encode(raw).decode() != text:
         raise ValueError("not canonical base64")
@@ -251,7 +253,7 @@ def _from_base64(text: str) -> bytes:
 def sign_headers(
     recipe: Verify, key: str, headers: Mapping[str, str], body: bytes, *, now: datetime
 ) -> dict[str, str]:
-    """The headers of a call as a platform would sign it. `key` is the secret, or the seed of an
+    """Returns the headers of a call signed as by a platform. `key` is the secret, or the seed of an
     ed25519 key in hex."""
     proven = {name.lower(): value for name, value in headers.items()}
     stamp = id_ = ""
@@ -267,7 +269,7 @@ def _sign(recipe: Verify, key: str, text: bytes) -> str:
     if recipe.type == "token":
         return key
     if recipe.type == "ed25519":
-        # only who simulates such a platform needs it
+        # slow to import, and only simulated platforms need it
         from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
             Ed25519PrivateKey,
         )
@@ -283,13 +285,13 @@ def _sign(recipe: Verify, key: str, text: bytes) -> str:
 # ---------------------------------------------------------------------------------- calls
 @dataclass(frozen=True, slots=True)
 class Challenger:
-    """Answers a question in the query that proves to the platform that we are meant."""
+    """Answers the question in a query by which the platform checks the address."""
 
     challenge: Challenge
     secret: str = field(repr=False)
 
     def answer(self, query: Sequence[tuple[str, str]]) -> str:
-        """Raises NotGenuine."""
+        """Returns the answer to a question. Raises NotGenuine if the secret is wrong."""
         given = dict(query)
         asked = self.challenge
         is_whole = len(given) == len(query) and asked.answer in given
@@ -302,7 +304,7 @@ class Challenger:
 
 @dataclass(frozen=True, slots=True)
 class WebhookAddress:
-    """Where the platform of one channel calls."""
+    """The webhook address of one channel."""
 
     channel: OpenChannel
     recipe: Webhook
@@ -319,7 +321,7 @@ class WebhookAddress:
         return is_known and any(_fits(one, call.path) for one in self.recipe.paths)
 
     async def receive(self, call: WebhookCall) -> WebhookAnswer:
-        """Raises NotGenuine, and as OpenChannel.receive."""
+        """Verifies a call and accepts its messages. Raises NotGenuine, and as OpenChannel.receive."""
         if self.challenger is not None and call.method == self.challenger.challenge.method:
             text = self.challenger.answer(_parameters(call.query))
             kind = (("content-type", "text/plain; charset=utf-8"),)
@@ -336,7 +338,7 @@ class WebhookAddress:
 
 
 def webhook_address(channel: OpenChannel, recipe: Webhook, clock: Clock) -> WebhookAddress:
-    """Raises ChannelRefused: a channel without what verifies its calls has no address."""
+    """Returns the address of a channel. Raises ChannelRefused if it cannot verify its calls."""
     settings, asked = channel.settings, recipe.challenge
     challenger = Challenger(asked, secret_of(settings, asked.secret)) if asked else None
     checks = verifier(channel.adapter.description, settings, clock)
@@ -393,7 +395,7 @@ class WebhookEndpoint:
 
 
 def _fits(pattern: str, path: str) -> bool:
-    """`*` is any one segment."""
+    """True if a path matches a pattern, in which `*` is any one segment."""
     wanted, given = pattern.strip("/").split("/"), path.removeprefix("/").split("/")
     return len(wanted) == len(given) and all(
         want == one or (want == "*" and one != "") for want, one in zip(wanted, given, strict=True)
@@ -409,7 +411,7 @@ def _parameters(query: str) -> list[tuple[str, str]]:
 
 
 def _answer(reply: HttpReply | None) -> WebhookAnswer:
-    """Of the headers that an adapter wants, one is its own: what its body is."""
+    """Returns the adapter's reply as an answer; of its headers only the content type is used."""
     if reply is None:
         return WebhookAnswer()
     kinds = [value for name, value in reply.headers.items() if name.lower() == "content-type"]

@@ -26,7 +26,7 @@ from gateway.control.trees.tracing import BadScript, LeafScript, trace
 from gateway.domain.events import Event, kind_named
 from gateway.domain.text import meant
 from gateway.host.clock import SystemClock
-from gateway.web.status import rules as told_rules
+from gateway.web.status import describe_rules
 
 GIVEN_ROOTS = ROOTS[2:]  # without event and payload, which have options of their own
 RULE_COLUMNS = ("id", "on", "core", "enabled", "quarantined", "errors", "last_error", "source")
@@ -45,7 +45,7 @@ def list_rules(context: CliContext) -> None:
         told = ask(context, "rule.list")
     except Unreachable:
         config = configured(context)
-        told = plain(told_rules(rule_set(config, config.rule_folder)))
+        told = plain(describe_rules(rule_set(config, config.rule_folder)))
     refused = (f"refused: {one['file']}\n{one['why']}" for one in told["refused"])
     context.say(told, *table(told["rules"], RULE_COLUMNS), *refused)
 

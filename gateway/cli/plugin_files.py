@@ -40,7 +40,7 @@ from gateway.sandbox.plugins import (
 )
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
-from gateway.web.status import inspected
+from gateway.web.status import describe_account
 
 ABOUT, WASM, CASES = "plugin.toml", "tool.wasm", "cases.json"
 PluginName = Annotated[str, Field(pattern=PLUGIN_NAME, max_length=32)]
@@ -219,7 +219,7 @@ class Examined:
 
     def as_json(self) -> dict[str, object]:
         """As a running gateway tells it, without what only that can know."""
-        shown: dict[str, object] = plain(inspected(self.told, {}))
+        shown: dict[str, object] = plain(describe_account(self.told, {}))
         for key in ("state", "reason", "capabilities", "used", "denied"):
             shown.pop(key, None)
         file = {"file": str(self.given.file), "size": self.size}

@@ -1,4 +1,4 @@
-"""Connections to a server: opened and left in one task each, one for all or one a person."""
+"""Connections to an MCP server: one task each; one for all people, or one a person."""
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -25,9 +25,9 @@ from gateway.mcp.transports import (
     MOST_BYTES,
     HttpTransport,
     RequestState,
-    child,
     current_request,
     current_trace,
+    run_program,
 )
 
 # ---------------------------------------------------------------------------------- one connection
@@ -35,14 +35,15 @@ MOST_TOOLS = 128
 MOST_PAGES = 20
 MOST_PARTS = 1_000  # of a result
 LONGEST_WHY = 300
-_MOST_WHY = 8_192  # it is cut once no secret can be cut in two
+_MOST_WHY = 8_192  # before scrubbing; a cut to LONGEST_WHY could split a secret
 
-for _name in ("mcp.client", "httpx2"):  # they tell addresses with their queries, and traces
+for _name in ("mcp.client", "httpx2"):  # they log full addresses and tracebacks
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
 class ConnectionBroke(Exception):
-    """The connection broke under a call; `is_done` False: the server surely did not execute it."""
+    """The connection broke during a call. `is_done` False means that the server did not execute it;
+    None means that it may have."""
 
     def __init__(self, *, is_done: bool | None = None) -> None:
         super().__init__("the connection broke")
@@ -50,25 +51,25 @@ class ConnectionBroke(Exception):
 
 
 class _Result(types.CallToolResult):
-    """Each wrong part costs more to say than a right one to read: the first ends it."""
+    """A result whose validation stops at the first wrong part, because error reports are costly."""
 
     content: Annotated[list[types.ContentBlock], Field(max_length=MOST_PARTS, fail_fast=True)]
 
 
 class ProgramEnded(Exception):
-    """The program ended before it was connected; the text says how."""
+    """The program ended before the connection was made; the text says how."""
 
 
 @dataclass(slots=True)
 class ServerConnection:
-    """An open connection; `over` says that it has to be left, or is."""
+    """An open connection. `over` is set when its task has to close it, or has."""
 
     client: Client
     used_at: float
     over: anyio.Event = field(default_factory=anyio.Event)
     why: str = "the connection ended"
-    at_work: int = 0
-    given_up: int = 0  # calls whose answers may still be on their way
+    running: int = 0  # calls
+    abandoned: int = 0  # calls whose answers may still arrive
 
     @property
     def version(self) -> str:
@@ -97,50 +98,51 @@ class ServerConnection:
     async def call(
         self, tool: str, arguments: Mapping[str, object], person: str
     ) -> types.CallToolResult:
-        """Raises ConnectionBroke, or MCPError and ValueError with what the server answered instead."""
+        """Calls a tool. Raises ConnectionBroke, or MCPError and ValueError for another answer of the
+        server."""
         meta: Any = {"exogate/user": person}
         if (trace := current_trace.get()) is not None:
             meta["traceparent"] = trace
         params = types.CallToolRequestParams(name=tool, arguments=dict(arguments), _meta=meta)
         request = types.CallToolRequest(params=params)
-        known = RequestState()
-        told = current_request.set(known)
-        self.at_work += 1
+        state = RequestState()
+        token = current_request.set(state)
+        self.running += 1
         try:
-            # Client.call_tool checks results with patterns that may hold up everybody
+            # Client.call_tool checks results with patterns that may block the event loop
             return await self.client.session.send_request(request, _Result)
         except MCPError as error:
-            self._judge(error, known)
+            self._raise_if_broken(error, state)
             raise
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
             self.end("the connection broke")
             raise ConnectionBroke from error
         except anyio.get_cancelled_exc_class():
-            self.given_up += 1
+            self.abandoned += 1
             raise
         finally:
-            self.at_work -= 1
-            current_request.reset(told)
+            self.running -= 1
+            current_request.reset(token)
 
-    def _judge(self, error: MCPError, known: RequestState) -> None:
-        """Raises ConnectionBroke unless it is the server's own word. The SDK has one code for its troubles,
-        and many a server the same for others."""
-        if known.too_much:
-            told = f"It answered with {known.too_much}."
-            raise MCPError(code=types.INTERNAL_ERROR, message=told) from error
+    def _raise_if_broken(self, error: MCPError, state: RequestState) -> None:
+        """Raises ConnectionBroke unless the server itself sent the error. The SDK has one code for its
+        own errors, and many servers use the same code for others."""
+        if state.too_much:
+            problem = f"the answer has {state.too_much}"
+            raise MCPError(code=types.INTERNAL_ERROR, message=problem) from error
         is_vague = error.code == types.CONNECTION_CLOSED
-        if known.has_no_session(is_vague=is_vague):
+        if state.has_no_session(is_vague=is_vague):
             self.end("the server has forgotten the session")
         elif is_vague and error.message == "Connection closed":
             self.end("the connection broke")
-        is_cut = known.is_lost or (is_vague and error.message.startswith("SSE stream "))
+        is_cut = state.is_lost or (is_vague and error.message.startswith("SSE stream "))
         if is_cut or self.over.is_set():
-            raise ConnectionBroke(is_done=known.is_done) from error
+            raise ConnectionBroke(is_done=state.is_done) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Opens connections. `folder`: where the programs of servers have theirs."""
+    """Opens connections. `folder` holds a working folder for each server program."""
 
     http: Http
     folder: Path
@@ -148,17 +150,17 @@ class Connector:
 
     @asynccontextmanager
     async def connect(self, server: McpServerDef) -> AsyncIterator[ServerConnection]:
-        """To be left by whoever entered it."""
-        line: list[ServerConnection] = []
+        """Opens a connection; the task that enters the context must also leave it."""
+        opened: list[ServerConnection] = []
         reasons: list[str] = []
 
-        def ended(why: str) -> None:
+        def on_end(why: str) -> None:
             reasons.append(why)
-            for one in line:
+            for one in opened:
                 one.end(why)
 
         async with AsyncExitStack() as stack:
-            transport = await self._transport(server, stack, ended)
+            transport = await self._transport(server, stack, on_end)
             about = types.Implementation(name="exogate", version=VERSION)
             client = Client(transport, mode="auto", cache=None, client_info=about)
             try:
@@ -167,19 +169,16 @@ class Connector:
                 if reasons:
                     raise ProgramEnded(reasons[0]) from error
                 raise
-            line.append(ServerConnection(client, self.clock.monotonic()))
-            yield line[0]
+            opened.append(ServerConnection(client, self.clock.monotonic()))
+            yield opened[0]
 
     async def _transport(
-        self,
-        server: McpServerDef,
-        stack: AsyncExitStack,
-        ended: Callable[[str], None],
+        self, server: McpServerDef, stack: AsyncExitStack, on_end: Callable[[str], None]
     ) -> Any:
         if server.url is None:
             own = self.folder / server.name
             await anyio.Path(own).mkdir(mode=0o700, parents=True, exist_ok=True)
-            return child(server, own, self.clock, ended)
+            return run_program(server, own, self.clock, on_end)
         headers = {name: value.reveal() for name, value in server.headers.items()}
         carrier = HttpTransport(self.http, server.url, headers, server.user_header)
         http = httpx2.AsyncClient(transport=carrier, trust_env=False, timeout=None)
@@ -188,7 +187,7 @@ class Connector:
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong, in one short sentence for the operator."""
+    """Returns the problem in one short sentence for the operator."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     match error:
@@ -197,93 +196,95 @@ def reason_of(error: BaseException) -> str:
         case OSError():
             return f"it cannot be started: {error.strerror or type(error).__name__}"
         case TimeoutError():
-            return "it was not there in time"
+            return "it did not answer in time"
         case httpx2.HTTPError() | MCPError() | ProgramEnded():
             return " ".join(str(error).split())[:_MOST_WHY] or type(error).__name__
-    return f"it does not speak MCP as it should ({type(error).__name__})"
+    return f"it violates the MCP protocol ({type(error).__name__})"
 
 
 # ---------------------------------------------------------------------------------------- the pool
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 64
-MOST_GIVEN_UP = 8  # on one: a server may keep their answers open for as long as it lasts
+MOST_ABANDONED = 8  # calls of a connection; a server may keep their answers open for its lifetime
 
 
 class ServerUnreachable(Exception):
-    """It cannot be connected; the text is one sentence."""
+    """The server cannot be connected; the text is one sentence."""
 
 
 @dataclass(slots=True)
 class ConnectionPool:
-    """`group` holds the task of each connection; whoever calls over one of a person holds `room`."""
+    """The connections to one server. `group` holds their tasks. A call over a person's own
+    connection holds `room`."""
 
     server: McpServerDef
     connector: Connector
     clock: Clock
     group: TaskGroup
     room: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(MOST_CONNECTIONS))
-    _lines: dict[str, ServerConnection] = field(default_factory=dict)
+    _own: dict[str, ServerConnection] = field(default_factory=dict)  # by person
     _opening: dict[str, anyio.Event] = field(default_factory=dict)
 
-    async def of(self, person: str) -> ServerConnection:
-        """Raises Unreachable."""
+    async def connection_of(self, person: str) -> ServerConnection:
+        """Returns a person's own connection. Raises ServerUnreachable."""
         while person in self._opening:
             await self._opening[person].wait()
-        line = self._lines.get(person)
-        if line is not None and line.given_up >= MOST_GIVEN_UP and not line.at_work:
-            line.end("too many calls were given up")
-        if line is None or line.over.is_set():
+        found = self._own.get(person)
+        if found is not None and found.abandoned >= MOST_ABANDONED and not found.running:
+            found.end("too many calls were abandoned")
+        if found is None or found.over.is_set():
             done = self._opening[person] = anyio.Event()
             try:
                 self._make_room()
-                line = self._lines[person] = await self.open()
+                found = self._own[person] = await self.open()
             finally:
                 del self._opening[person]
                 done.set()
-        line.used_at = self.clock.monotonic()
-        return line
+        found.used_at = self.clock.monotonic()
+        return found
 
     async def open(self) -> ServerConnection:
-        """One more, for whoever asks. Raises Unreachable."""
+        """Opens another connection. Raises ServerUnreachable."""
         try:
             with anyio.fail_after(self.server.timeout_s):
-                line: ServerConnection = await self.group.start(self._keep)
-                return line
+                opened: ServerConnection = await self.group.start(self._hold)
+                return opened
         except TimeoutError as error:
-            told = f"it did not answer within {self.server.timeout_s:g} s"
-            raise ServerUnreachable(told) from error
+            why = f"it did not answer within {self.server.timeout_s:g} s"
+            raise ServerUnreachable(why) from error
 
-    async def _keep(self, *, task_status: TaskStatus[ServerConnection]) -> None:
-        """Whatever a server does, it ends nothing but its own connection."""
-        line: ServerConnection | None = None
+    async def _hold(self, *, task_status: TaskStatus[ServerConnection]) -> None:
+        """Holds one connection open. A failure of the server ends only this connection."""
+        opened: ServerConnection | None = None
         try:
-            async with self.connector.connect(self.server) as line:
-                task_status.started(line)
-                await line.over.wait()
+            async with self.connector.connect(self.server) as opened:
+                task_status.started(opened)
+                await opened.over.wait()
         except BaseException as error:
             if not survives(error):
                 raise
             why = self.server.scrubbed(reason_of(error))[:LONGEST_WHY]
-            if line is None:
+            if opened is None:
                 raise ServerUnreachable(why) from error
-            line.end(why)
-            line.why = why
+            opened.end(why)
+            opened.why = why
             log.info("mcp_connection_broke", extra={"server": self.server.name, "why": why})
         finally:
-            if line is not None:
-                line.end("the connection is closed")
+            if opened is not None:
+                opened.end("the connection is closed")
 
     def _make_room(self) -> None:
-        self._lines = {name: one for name, one in self._lines.items() if not one.over.is_set()}
-        if len(self._lines) + len(self._opening) <= MOST_CONNECTIONS:
+        self._own = {name: one for name, one in self._own.items() if not one.over.is_set()}
+        if len(self._own) + len(self._opening) <= MOST_CONNECTIONS:
             return
-        idle = [name for name, one in self._lines.items() if not one.at_work]  # thanks to `room`
-        oldest = min(idle, key=lambda name: self._lines[name].used_at)
-        self._lines.pop(oldest).end("another person needs its place")
+        # `room` admits fewer calls than connections, so at least one is idle.
+        idle = [name for name, one in self._own.items() if not one.running]
+        oldest = min(idle, key=lambda name: self._own[name].used_at)
+        self._own.pop(oldest).end("another person needs its place")
 
-    def close(self, before: float) -> None:
-        """Those that nobody has used since then."""
-        for one in self._lines.values():
-            if one.used_at <= before and not one.at_work:
-                one.end("nobody uses it")
+    def close_idle(self, before: float) -> None:
+        """Ends the connections without a call since `before`."""
+        for one in self._own.values():
+            if one.used_at <= before and not one.running:
+                one.end("it is unused")

@@ -1,4 +1,4 @@
-"""The MCP server: what a desk serves, for clients whom the front door let in. It keeps no sessions."""
+"""The MCP server: serves a desk to authenticated clients, without sessions."""
 
 import json
 import logging
@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 ASK = "ask_agent"
 MOST_MESSAGE = 400_000  # characters
 IN_A_CIRCLE = (
-    "An agent may not ask the agents of its own gateway, or of another, over MCP: they could ask each "
-    "other for ever. Do it without asking."
+    "An agent may not ask the agents of a gateway over MCP, because they could ask each other in an "
+    "endless loop. Continue without asking."
 )
 _TEXT = {"type": "string", "minLength": 1, "maxLength": 256}
 _ANSWER = {
@@ -60,7 +60,7 @@ class Handlers:
     async def call(
         self, context: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult:
-        """Whatever goes wrong on our side is told without its words."""
+        """Calls a tool. An internal error reaches the client without its text."""
         try:
             served = await self._served(context, params.name, params.arguments or {})
         except MCPError:
@@ -86,7 +86,7 @@ class Handlers:
         agents = self.desk.agents(client)
         if not agents:
             return Served("There is no agent that you may ask.", is_error=True)
-        problem = self.schemas.compile(json.dumps(_question(agents)))(_briefly(arguments))
+        problem = self.schemas.compile(json.dumps(_ask_schema(agents)))(_shortened(arguments))
         if problem is not None:
             return Served(f"The arguments of {ASK} are not valid: {problem}.", is_error=True)
         return await self.desk.ask(
@@ -99,15 +99,15 @@ class Handlers:
 
 @asynccontextmanager
 async def serving(desk: Desk, *, schemas: SchemaCheck, most_bytes: int) -> AsyncIterator[Door]:
-    """The server, at work until the context is left."""
-    logging.getLogger("mcp").setLevel(logging.WARNING)  # it tells of each request, and what it held
+    """Runs the server until the context is left."""
+    logging.getLogger("mcp").setLevel(logging.WARNING)  # it logs each request with its content
     handlers = Handlers(desk, schemas)
     server: Server[Any] = Server(
         "exogate",
         version=VERSION,
         on_list_tools=handlers.tools,
         on_call_tool=handlers.call,
-        get_tool_input_schema=lambda _name: None,  # no argument is wanted in a header as well
+        get_tool_input_schema=lambda _name: None,  # no argument has to be in a header
     )
     manager = StreamableHTTPSessionManager(
         server, stateless=True, json_response=True, max_request_body_size=most_bytes
@@ -123,8 +123,8 @@ def _client(context: Context) -> McpClient:
     return client
 
 
-def _briefly(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message may be longer than what is checked against schemas: whether it is one shows in less."""
+def _shortened(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Shortens a valid message, because it may be longer than the bound of a schema check."""
     message = arguments.get("message")
     if not isinstance(message, str) or len(message) > MOST_MESSAGE:
         return dict(arguments)
@@ -135,30 +135,26 @@ def _ask_agent(agents: Sequence[str]) -> types.Tool:
     return types.Tool(
         name=ASK,
         description=(
-            "Ask one of this gateway's agents, and wait for its answer. It may use its own tools, and "
-            "remembers what was said under the same conversation_id."
+            "Ask one of this gateway's agents and wait for its answer. The agent may use its own tools "
+            "and remembers the conversation of a conversation_id."
         ),
-        input_schema=_question(agents),
+        input_schema=_ask_schema(agents),
         output_schema=_ANSWER,
         annotations=types.ToolAnnotations(read_only_hint=False),
     )
 
 
-def _question(agents: Sequence[str]) -> dict[str, Any]:
-    """The schema of what is asked."""
-    told = {
-        "message": "What to say to the agent.",
-        "agent": "Which agent; without it the one that usually answers.",
-        "conversation_id": "Goes on with a conversation; without it a new one begins.",
-    }
-    kinds: dict[str, dict[str, Any]] = {
-        "message": {"type": "string", "pattern": r"\S", "maxLength": MOST_MESSAGE},
-        "agent": {"type": "string", "enum": list(agents)},
-        "conversation_id": _TEXT,
-    }
+def _ask_schema(agents: Sequence[str]) -> dict[str, Any]:
+    about = "The conversation to continue; without it a new one starts."
+    message = {"type": "string", "pattern": r"\S", "maxLength": MOST_MESSAGE}
+    agent = {"type": "string", "enum": list(agents)}
     return {
         "type": "object",
-        "properties": {name: {**kinds[name], "description": text} for name, text in told.items()},
+        "properties": {
+            "message": {**message, "description": "The message to the agent."},
+            "agent": {**agent, "description": "The agent; without it the default one answers."},
+            "conversation_id": {**_TEXT, "description": about},
+        },
         "required": ["message"],
         "additionalProperties": False,
     }

@@ -1,10 +1,10 @@
-"""The configured servers: connected when an agent wants them, watched, their tools kept in the gate."""
+"""The configured MCP servers: connected on demand and watched; their tools are in the gate."""
 
 import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -38,10 +38,10 @@ from gateway.mcp.transports import current_user
 # -------------------------------------------------------------------------------------- one server
 log = logging.getLogger(__name__)
 
-MOST_FAILURES = 5  # in a row; then nobody waits for it any more
-WANTED_S = 600.0  # since somebody asked for it; then it is left alone
-LISTED_S = 60.0  # after that its tools are looked at again
-STEADY_S = 60.0  # a connection that holds so long is no quick loss
+MOST_FAILURES = 5  # in a row, after which turns no longer wait for the server
+WANTED_S = 600.0  # since the last request, after which the connection closes
+LISTED_S = 60.0  # age of a list of tools that is read again
+STEADY_S = 60.0  # after a connection of this length the backoff starts at its shortest wait
 
 Publish = Callable[[str, Mapping[str, object]], None]
 Offer = Callable[[str, Sequence[Tool]], None]
@@ -49,7 +49,7 @@ Offer = Callable[[str, Sequence[Tool]], None]
 
 @dataclass(frozen=True, slots=True)
 class ServerDeps:
-    """All that servers need. `report_change` is told of a tool that is not what it was."""
+    """The dependencies of servers. `report_change` is called for a tool that differs from its pin."""
 
     connector: Connector
     clock: Clock
@@ -62,7 +62,8 @@ class ServerDeps:
 
 @dataclass(slots=True)
 class Server:
-    """`outcomes` counts calls by how they ended; `gates` are offered its tools; `look`: at its tools again."""
+    """One configured server. `outcomes` counts calls by outcome, `gates` receive its tools, and
+    `relist` requests another list of tools."""
 
     server: McpServerDef
     deps: ServerDeps
@@ -72,7 +73,7 @@ class Server:
     relist: anyio.Event = field(default_factory=anyio.Event)
     _pool: ConnectionPool = field(init=False)
     _listing: Listing = field(init=False)
-    _line: ServerConnection | None = None
+    _connection: ServerConnection | None = None
     _tools: tuple[McpTool, ...] = ()
     _failures: int = 0
     _why: str | None = None
@@ -90,9 +91,9 @@ class Server:
         )
 
     def offer_to(self, gate: Offer) -> None:
-        """Its tools are offered there too, from now on."""
+        """Adds a gate that receives the tools of the server."""
         self.gates.append(gate)
-        if self._line is not None:
+        if self._connection is not None:
             gate(f"{FAMILY}{self.server.name}", self._tools)
 
     def _offer(self, tools: Sequence[Tool]) -> None:
@@ -101,12 +102,13 @@ class Server:
 
     @property
     def status(self) -> McpStatus:
-        state: McpState = "connected" if self._line else "failing" if self._failures else "idle"
-        count = len(self._tools) if self._line else 0
+        is_up = self._connection is not None
+        state: McpState = "connected" if is_up else "failing" if self._failures else "idle"
+        count = len(self._tools) if is_up else 0
         return McpStatus(self.server.name, state, self._version, count, self._why)
 
     async def ready(self, within_s: float = math.inf) -> UnreachableServer | None:
-        """Connects it, unless it failed too often; None: it is there."""
+        """Waits for the connection, unless it failed too often. None if the server is connected."""
         self._wanted_at = self.deps.clock.monotonic()
         self._wanted.set()
         wait_s = min(within_s, self.server.timeout_s)
@@ -119,14 +121,15 @@ class Server:
             if self.deps.clock.monotonic() - self._listed_at > LISTED_S:
                 self.relist.set()
             return None
-        # No word of the server's, and no address: it is shown to everybody, as the gateway's own.
-        why = "it is away" if self._why else f"it was not there within {wait_s:g} s"
-        told = f"The tools of {self.server.name!r} are not available: {why}."
-        return UnreachableServer(self.server.name, told)
+        # Users see this text, so it quotes neither the server nor its address.
+        why = "it is unreachable" if self._why else f"it did not answer within {wait_s:g} s"
+        text = f"The tools of {self.server.name!r} are not available: {why}."
+        return UnreachableServer(self.server.name, text)
 
     @property
     def _up(self) -> ServerConnection | None:
-        return self._line if self._line and not self._line.over.is_set() else None
+        found = self._connection
+        return found if found and not found.over.is_set() else None
 
     # -- calls
 
@@ -137,17 +140,18 @@ class Server:
         tries = 0
         while True:
             try:
-                result = await self._answered(tool.its_name, arguments, person)
+                result = await self._call_once(tool.remote_name, arguments, person)
             except ServerUnreachable as error:
                 self.outcomes["unreachable"] += 1
-                raise ToolFailed(f"The server of {tool.spec.name} is away: {error}.") from error
+                name = tool.spec.name
+                raise ToolFailed(f"The server of {name} is unreachable: {error}.") from error
             except ConnectionBroke as error:
-                self.relist.set()  # whether it is there at all
+                self.relist.set()  # tests the shared connection
                 is_safe = tool.spec.may_repeat or error.is_done is False
                 if not is_safe or tries >= self.server.retry_attempts:
                     self.outcomes["broken"] += 1
                     raise ToolFailed(_broken(tool.spec.name, is_safe=is_safe)) from error
-                if tries:  # at once the first time: it may have forgotten a session, no more
+                if tries:  # the first retry is immediate: often only the session was lost
                     await self.deps.clock.sleep(backoff_s(tries) * self.deps.random())
                 tries += 1
             except BaseException:
@@ -157,29 +161,29 @@ class Server:
                 self.outcomes["error" if result.is_error else "done"] += 1
                 return result
 
-    async def _answered(
+    async def _call_once(
         self, tool: str, arguments: Mapping[str, object], person: str
     ) -> types.CallToolResult:
-        """Raises Unreachable and what Line.call raises."""
+        """Raises ServerUnreachable, and as ServerConnection.call."""
         await self.ready()
-        line = self._up
-        if line is None:
+        shared = self._up
+        if shared is None:
             raise ServerUnreachable("it cannot be connected")
-        if self.server.url is None or not line.is_stateful:
-            line.used_at = self.deps.clock.monotonic()
-            return await line.call(tool, arguments, person)
+        if self.server.url is None or not shared.is_stateful:
+            shared.used_at = self.deps.clock.monotonic()
+            return await shared.call(tool, arguments, person)
         async with self._pool.room:
             try:
-                own = await self._pool.of(person)
+                own = await self._pool.connection_of(person)
             except ServerUnreachable as error:
-                line.end(str(error))  # the same server: it is found out whether it is there at all
+                shared.end(str(error))  # the next connection tests whether the server is there
                 raise ConnectionBroke(is_done=False) from error
             return await own.call(tool, arguments, person)
 
     # -- the connection
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keeps the server connected while it is wanted, until cancelled."""
         clock, losses = self.deps.clock, 0
         while True:
             await self._wanted.wait()
@@ -187,7 +191,10 @@ class Server:
             try:
                 await self._connect()
             except ServerUnreachable as error:
-                self._failed(self.server.scrubbed(str(error))[:LONGEST_WHY])
+                self._failures, self._why = self._failures + 1, self._scrubbed(error)
+                extra = {"server": self.server.name, "why": self._why}
+                log.warning("mcp_server_unreachable", extra=extra)
+                self._notify_changed()
             else:
                 losses = 0 if clock.monotonic() - began >= STEADY_S else losses + 1
             if failures := max(self._failures, losses):
@@ -196,92 +203,90 @@ class Server:
                 self._wanted = anyio.Event()
 
     async def _connect(self) -> None:
-        """Until the connection is over. Raises Unreachable."""
-        line = await self._pool.open()
+        """Connects and watches the server until the connection ends. Raises ServerUnreachable."""
+        opened = await self._pool.open()
         try:
-            await self._list(line)
-            await self._watch(line)
+            await self._list(opened)
+            await self._watch(opened)
         except BaseException as error:
-            line.end("it is left")
-            if survives(error) and self._line is line:
-                self._down(line)
+            opened.end("the connection is abandoned")
+            if survives(error) and self._connection is opened:
+                self._withdraw(opened)
             raise
-        self._down(line)
+        self._withdraw(opened)
 
-    def _failed(self, why: str) -> None:
-        self._failures += 1
-        self._why = why
-        log.warning("mcp_server_unreachable", extra={"server": self.server.name, "why": why})
-        self._has_changed()
+    def _scrubbed(self, why: object) -> str:
+        return self.server.scrubbed(str(why))[:LONGEST_WHY]
 
-    def _has_changed(self) -> None:
+    def _notify_changed(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _list(self, line: ServerConnection) -> None:
-        """Takes its tools; then it is there. Raises Unreachable."""
+    async def _list(self, opened: ServerConnection) -> None:
+        """Reads the tools and offers them, which marks the server as connected. Raises
+        ServerUnreachable."""
         name = self.server.name
         try:
             with anyio.fail_after(self.server.timeout_s):
-                listed = await line.tools()
-        except Exception as error:  # whatever a server makes of a list
-            why = line.why if line.over.is_set() else reason_of(error)
-            line.end(why)
+                listed = await opened.tools()
+        except Exception as error:  # an invalid list can raise any error
+            why = opened.why if opened.over.is_set() else reason_of(error)
+            opened.end(why)
             raise ServerUnreachable(why) from error
         try:
-            tools = await self._listing.taken(listed, self._tools)
+            tools = await self._listing.accept(listed, self._tools)
         except StoreUnavailable as error:
-            line.end("what its tools were cannot be read")
-            raise ServerUnreachable(line.why) from error
-        is_new = self._line is None
+            opened.end("the pins of its tools cannot be read")
+            raise ServerUnreachable(opened.why) from error
+        is_new = self._connection is None
         self._listed_at = self.deps.clock.monotonic()
         if is_new or [one.digest for one in tools] != [one.digest for one in self._tools]:
             self._offer(tools)
-        self._line, self._tools, self._why, self._failures = line, tools, None, 0
-        self._version = line.version
+        self._connection, self._tools, self._why, self._failures = opened, tools, None, 0
+        self._version = opened.version
         if is_new:
             log.info("mcp_server_connected", extra={"server": name, "tools": len(tools)})
             self.deps.publish("mcp.connected", {"server": name, "tools": len(tools)})
-        self._has_changed()
+        self._notify_changed()
 
-    async def _watch(self, line: ServerConnection) -> None:
-        """Until it breaks, or nobody has wanted it for long."""
+    async def _watch(self, opened: ServerConnection) -> None:
+        """Waits until the connection breaks or is unused for WANTED_S."""
         async with anyio.create_task_group() as group:
-            group.start_soon(self._tire, line)
-            group.start_soon(self._look_again, line)
-            await line.over.wait()
+            group.start_soon(self._close_unused, opened)
+            group.start_soon(self._keep_listing, opened)
+            await opened.over.wait()
             group.cancel_scope.cancel()
 
-    async def _tire(self, line: ServerConnection) -> None:
+    async def _close_unused(self, opened: ServerConnection) -> None:
         clock = self.deps.clock
-        while (left := self._wanted_at + WANTED_S - clock.monotonic()) > 0 or line.at_work:
+        while (left := self._wanted_at + WANTED_S - clock.monotonic()) > 0 or opened.running:
             await clock.sleep(max(left, 1.0))
-            self._pool.close(clock.monotonic() - WANTED_S)
-        line.end("nobody uses it")
+            self._pool.close_idle(clock.monotonic() - WANTED_S)
+        opened.end("it is unused")
 
-    async def _look_again(self, line: ServerConnection) -> None:
-        while True:
-            await self.relist.wait()
-            self.relist = anyio.Event()
-            try:
-                await self._list(line)
-            except ServerUnreachable:
-                return  # the line is over
+    async def _keep_listing(self, opened: ServerConnection) -> None:
+        with suppress(ServerUnreachable):  # the connection is over then
+            while True:
+                await self.relist.wait()
+                self.relist = anyio.Event()
+                await self._list(opened)
 
-    def _down(self, line: ServerConnection) -> None:
+    def _withdraw(self, opened: ServerConnection) -> None:
         name = self.server.name
-        self._line, why = None, self.server.scrubbed(line.why)[:LONGEST_WHY]
+        self._connection, why = None, self._scrubbed(opened.why)
         self._offer(())
         log.info("mcp_server_disconnected", extra={"server": name, "why": why})
         self.deps.publish("mcp.disconnected", {"server": name, "why": why})
-        self._has_changed()
+        self._notify_changed()
 
 
 def _broken(tool: str, *, is_safe: bool) -> str:
-    told = f"The connection to the server of {tool} broke before its answer came."
-    if is_safe:
-        return f"{told} Go on without it, or try it later."
-    return f"{told} It may have been carried out all the same: look before you call it again."
+    advice = (
+        "Continue without it, or try it later."
+        if is_safe
+        else "The tool may have been executed: check before you call it again."
+    )
+    return f"The connection to the server of {tool} broke before its answer arrived. {advice}"
 
 
 # ------------------------------------------------------------------------------------- all servers
@@ -292,7 +297,7 @@ class Servers:
     by_name: Mapping[str, Server]
 
     async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
-        """Side by side, each within its own time, and none for longer than a run may take."""
+        """Connects the servers of an agent in parallel, each within its own time and the agent's."""
         lacking: list[UnreachableServer] = []
 
         async def ready(server: Server) -> None:
@@ -318,7 +323,7 @@ class Servers:
 
 @asynccontextmanager
 async def open_server(definition: McpServerDef, deps: ServerDeps) -> AsyncIterator[Server]:
-    """Supervises the server. It is not connected until a turn of an agent that has it begins."""
+    """Supervises a server, which connects when a turn of one of its agents begins."""
     async with anyio.create_task_group() as group:
         server, task = Server(definition, deps, group), f"mcp:{definition.name}"
         group.start_soon(supervise, task, server.run, deps.clock, name=task)

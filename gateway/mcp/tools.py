@@ -1,4 +1,4 @@
-"""The tools of a server: named, bounded and pinned as the gate takes them; results as text."""
+"""The tools of an MCP server: names, bounds and pins for the gate; results as text."""
 
 import json
 import logging
@@ -21,12 +21,12 @@ from gateway.mcp.transports import current_trace
 
 # -------------------------------------------------------------------------- names and descriptions
 LONGEST_NAME = 64
-_KEPT = 55  # of a longer one, before _ and 8 letters of its digest
+_KEPT = 55  # characters of a longer name, before _ and 8 letters of its digest
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def exposed(server: str, tool: str) -> str:
-    """Always the same for the same two."""
+def exposed_name(server: str, tool: str) -> str:
+    """Returns the name of a server's tool in the gate; the same inputs give the same name."""
     name = _ODD.sub("_", f"{server}__{tool}")
     if not (name[0].isalpha() or name[0] == "_"):
         name = f"_{name}"
@@ -39,16 +39,16 @@ def exposed(server: str, tool: str) -> str:
 LONGEST_DESCRIPTION = 1_024
 
 
-def described(server: str, text: str | None) -> str:
-    """One short line that says whose words it holds."""
-    line = " ".join(_plain(text or "").split())
+def describe(server: str, text: str) -> str:
+    """Returns a tool's description as one short line that names its source."""
+    line = " ".join(_visible(text).split())
     if len(line) > LONGEST_DESCRIPTION:
         line = f"{line[: LONGEST_DESCRIPTION - 1]}…"
-    return f"(from the MCP server {server}) {line or 'It does not say what it does.'}"
+    return f"(from the MCP server {server}) {line or 'It has no description.'}"
 
 
-def _plain(text: str) -> str:
-    """Without what is not seen, or turns around what is."""
+def _visible(text: str) -> str:
+    """Removes invisible characters and characters that change the direction of text."""
     spaced = (" " if one.isspace() else one for one in text[: 64 * LONGEST_DESCRIPTION])
     return "".join(one for one in spaced if unicodedata.category(one)[0] != "C")
 
@@ -57,15 +57,16 @@ def _plain(text: str) -> str:
 Problem = Callable[[object], str | None]
 
 
-def told(result: types.CallToolResult, problem: Problem | None = None) -> str:
-    """Raises ToolFailed if it is an error, or not what the tool promised."""
+def render_result(result: types.CallToolResult, problem: Problem | None = None) -> str:
+    """Returns a result as text. Raises ToolFailed if it is an error or violates the tool's output
+    schema, which `problem` checks."""
     text = "\n\n".join(_part(one) for one in result.content)
     if result.is_error:
-        raise ToolFailed(text or "The tool failed and did not say why.")
+        raise ToolFailed(text or "The tool failed without a reason.")
     facts = result.structured_content
     wrong = problem(facts) if problem and facts is not None else None
     if wrong:
-        raise ToolFailed(f"The tool gave a result that does not fit its own schema: {wrong}.")
+        raise ToolFailed(f"The tool's result does not match its output schema: {wrong}.")
     if not text and facts is not None:
         return json.dumps(facts, ensure_ascii=False)
     return text
@@ -83,11 +84,11 @@ def _part(part: types.ContentBlock) -> str:
             return inner.text
         case types.EmbeddedResource(resource=types.BlobResourceContents() as blob):
             return _unseen(blob.mime_type or "unknown type", blob.blob)
-    raise ToolFailed("The tool gave a result of a kind that is not known here.")
+    raise ToolFailed("The tool returned content of an unknown type.")
 
 
 def _unseen(kind: str, packed: str) -> str:
-    """The size of what base64 holds, without unpacking it."""
+    """Replaces binary content by its type and size, which needs no decoding of the base64."""
     size = len(packed) * 3 // 4 - packed[-2:].count("=")
     return f"[{kind}, {size} bytes: not shown]"
 
@@ -95,22 +96,23 @@ def _unseen(kind: str, packed: str) -> str:
 # -------------------------------------------------------------------------------------------- pins
 log = logging.getLogger(__name__)
 
-MOST_NAMES = 1_024  # of one server while we run: some have new ones all the time
+MOST_NAMES = 1_024  # of one server until a restart, because some servers keep inventing names
 
 Seen = Literal["as before", "changed before", "changed now", "one too many"]
 
 
 @dataclass(slots=True)
 class Pins:
-    """Of one server, by the tool's name here. One that is not what it was, whether it changed while we
-    run or before, is withheld until a start that finds what the start before has told."""
+    """The digests of one server's tools by their names in the gate. A changed tool is withheld until
+    a restart that finds the digest that was reported before."""
 
     server: str
     store: ToolStore
     _now: dict[str, str] = field(default_factory=dict)
-    _told: dict[str, str] = field(default_factory=dict)  # what changed tools are now
+    _changed: dict[str, str] = field(default_factory=dict)  # new digests of changed tools
 
     async def check(self, name: str, digest: str) -> Seen:
+        """Compares a tool with its pin, and pins a new tool."""
         if name not in self._now:
             if len(self._now) >= MOST_NAMES:
                 return "one too many"
@@ -126,8 +128,8 @@ class Pins:
                     return "changed before"
         if self._now[name] == digest:
             return "as before"
-        if self._told.get(name) != digest:
-            self._told[name] = digest
+        if self._changed.get(name) != digest:
+            self._changed[name] = digest
             await self._keep("changed", name, digest)
         return "changed now"
 
@@ -152,7 +154,7 @@ def digest_of(tool: types.Tool) -> str:
 LONGEST_WHY = 1_000
 
 
-# Raises ToolFailed, or MCPError and ValueError with what was answered instead.
+# Raises ToolFailed, or MCPError and ValueError for another answer of the server.
 Call = Callable[["McpTool", Mapping[str, object], str], Awaitable[types.CallToolResult]]
 
 
@@ -160,7 +162,7 @@ Call = Callable[["McpTool", Mapping[str, object], str], Awaitable[types.CallTool
 class McpTool:
     server: McpServerDef
     forward: Call
-    its_name: str
+    remote_name: str
     spec: ToolSpec
     digest: str
     problem: Problem | None = None
@@ -169,7 +171,7 @@ class McpTool:
         current_trace.set(scope.trace.header(scope.part) if scope.trace else None)
         try:
             result = await self.forward(self, arguments, scope.principal)
-            return self.server.scrubbed(told(result, self.problem))
+            return self.server.scrubbed(render_result(result, self.problem))
         except ToolFailed as error:
             raise ToolFailed(self.server.scrubbed(str(error))) from error
         except MCPError as error:
@@ -177,28 +179,22 @@ class McpTool:
             raise ToolFailed(f"{self.spec.name}: {why}") from error
         except ValueError as error:
             log.info("mcp_answer_unreadable", extra={"tool": self.spec.name})
-            why = "gave an answer that cannot be read; it may have asked for what is not offered"
+            why = "returned an unreadable answer, or made a request that is not supported"
             raise ToolFailed(f"{self.spec.name} {why}.") from error
 
 
-def size_of(tool: types.Tool) -> int:
-    """Characters of its schemas."""
-    return len(json.dumps([tool.input_schema, tool.output_schema]))
-
-
 def tool_of(server: McpServerDef, forward: Call, tool: types.Tool, schemas: SchemaCheck) -> McpTool:
-    name, hints = exposed(server.name, tool.name), tool.annotations
-    takes = server.scrubbed(json.dumps(tool.input_schema))
+    name, hints = exposed_name(server.name, tool.name), tool.annotations
+    parameters = server.scrubbed(json.dumps(tool.input_schema))
     family = f"{FAMILY}{server.name}/{tool.name}"
-    # The server says that a second call changes nothing.
     may_repeat = bool(hints and (hints.read_only_hint or hints.idempotent_hint))
-    what = described(server.name, server.scrubbed(tool.description or ""))
-    spec = ToolSpec(name, what, takes, family=family, may_repeat=may_repeat)
-    return McpTool(server, forward, tool.name, spec, digest_of(tool), _promised(tool, schemas))
+    text = describe(server.name, server.scrubbed(tool.description or ""))
+    spec = ToolSpec(name, text, parameters, family=family, may_repeat=may_repeat)
+    return McpTool(server, forward, tool.name, spec, digest_of(tool), _output_check(tool, schemas))
 
 
-def _promised(tool: types.Tool, schemas: SchemaCheck) -> Problem | None:
-    """A promise that cannot be read binds nobody."""
+def _output_check(tool: types.Tool, schemas: SchemaCheck) -> Problem | None:
+    """Returns the check of a tool's output schema; None without one, or if it is invalid."""
     if tool.output_schema is None:
         return None
     try:
@@ -208,12 +204,13 @@ def _promised(tool: types.Tool, schemas: SchemaCheck) -> Problem | None:
 
 
 # ----------------------------------------------------------------------------------------- listing
-MOST_SCHEMAS = 512 * 1024  # characters, of all its tools
+MOST_SCHEMAS = 512 * 1024  # characters of all tools of a server
 
 
 @dataclass(slots=True)
 class Listing:
-    """`report_change` is told of a tool that is not what it was."""
+    """Turns a server's list into tools; `report_change` is called for a tool that differs from its
+    pin."""
 
     server: McpServerDef
     forward: Call
@@ -221,21 +218,22 @@ class Listing:
     store: ToolStore
     report_change: Callable[[Mapping[str, object]], Awaitable[None]]
     _pins: Pins = field(init=False)
-    _told: set[tuple[str, bool]] = field(default_factory=set)  # tools that changed; if withheld
+    _reported: set[tuple[str, bool]] = field(default_factory=set)  # changed tools; if withheld
 
     def __post_init__(self) -> None:
         self._pins = Pins(self.server.name, self.store)
 
-    async def taken(
+    async def accept(
         self, listed: Sequence[types.Tool], before: Sequence[McpTool]
     ) -> tuple[McpTool, ...]:
-        """The first of each name, as long as their schemas are not too many."""
+        """Returns the first tool of each name, within the bound of all schemas. Unchanged tools of
+        `before` are reused."""
         known = {one.digest: one for one in before}
         found: dict[str, McpTool] = {}
         size = 0
         for one in listed:
             await anyio.lowlevel.checkpoint()  # a schema may take ten milliseconds
-            size += size_of(one)
+            size += len(json.dumps([one.input_schema, one.output_schema]))
             if size > MOST_SCHEMAS:
                 log.warning("mcp_tools_dropped", extra={"server": self.server.name})
                 break
@@ -243,15 +241,15 @@ class Listing:
                 self.server, self.forward, one, self.schemas
             )
             found.setdefault(tool.spec.name, tool)
-        return tuple([one for one in found.values() if await self._is_welcome(one)])
+        return tuple([one for one in found.values() if await self._is_offered(one)])
 
-    async def _is_welcome(self, tool: McpTool) -> bool:
+    async def _is_offered(self, tool: McpTool) -> bool:
         seen = await self._pins.check(tool.spec.name, tool.digest)
         if seen == "one too many":
             return False
         withheld = seen == "changed now"
-        if seen != "as before" and (tool.spec.name, withheld) not in self._told:
-            self._told.add((tool.spec.name, withheld))
+        if seen != "as before" and (tool.spec.name, withheld) not in self._reported:
+            self._reported.add((tool.spec.name, withheld))
             facts = {"server": self.server.name, "tool": tool.spec.name, "withheld": withheld}
             await self.report_change(facts)
         return not withheld

@@ -1,8 +1,7 @@
-"""How an MCP server is reached: HTTP by the gateway's own client, or a program of this machine.
+"""Transports to MCP servers: HTTP through the gateway's client, or a local program.
 
-A program is started without a shell, and ended with all it started. The SDK's own transport joins a line
-of any length in memory, keeps what a server started alive if the server itself ends in good order, and
-gives its errors to a file.
+A program starts without a shell, and its end includes its descendants. The SDK's own transport has no
+bound for a line, leaves descendants running after a clean exit, and writes stderr to a file.
 """
 
 import logging
@@ -32,15 +31,15 @@ from gateway.domain.scrubbing import scanner
 
 # ------------------------------------------------------------------------------- sizes of messages
 MOST_BYTES = 16 * 1024 * 1024
-MOST_VALUES = 50_000  # to read them takes a quarter of a second at worst
+MOST_VALUES = 50_000  # reading them takes at most a quarter of a second
 
 
 class OverlongAnswer(Exception):
-    """The text says of what."""
+    """An answer exceeds a bound; the text names it."""
 
 
 class MessageSize:
-    """Of a message in JSON, while it comes: its bytes, and about how many values it has."""
+    """The size of an incoming JSON message: its bytes and the approximate number of its values."""
 
     def __init__(self) -> None:
         self._bytes, self._count = 0, ValueCount(MOST_VALUES)
@@ -62,7 +61,7 @@ def check_size(size: int) -> None:
 
 # -------------------------------------------------------------------------------------------- HTTP
 IDLE_S = 300.0
-NOTICE_S = 2.0  # for what nobody waits for: the SDK sends nothing else meanwhile
+NOTICE_S = 2.0  # for notifications, because the SDK sends no other message meanwhile
 SESSION = "mcp-session-id"
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 _LEFT_OUT = {"set-cookie", "set-cookie2"}
@@ -70,35 +69,33 @@ _LEFT_OUT = {"set-cookie", "set-cookie2"}
 
 @dataclass(slots=True)
 class RequestState:
-    """What became of the request of one call, as far as the wire can tell."""
+    """The state of one call's request on the wire."""
 
     is_begun: bool = False
-    is_lost: bool = False  # no answer came, or not all of it
-    is_unsent: bool = False  # the server surely did not carry it out
+    is_lost: bool = False  # no complete answer arrived
+    is_unsent: bool = False  # the server did not execute it
     status: int = 0  # of the answer to a request within a session
-    too_much: str | None = None  # that it answered with
+    too_much: str | None = None  # the exceeded bound of the answer
 
     @property
     def is_done(self) -> bool | None:
-        """False: the server surely did not carry it out."""
+        """False if the server did not execute the request; None if it may have."""
         return False if self.is_unsent or self.status == 404 else None
 
     def has_no_session(self, *, is_vague: bool) -> bool:
-        """`is_vague`: so is the error that came with it."""
+        """True if the server has forgotten the session; `is_vague` says that the error has the
+        SDK's general code."""
         return self.status == 404 or (self.status == 400 and is_vague)
 
 
-current_user: ContextVar[str | None] = ContextVar(
-    "user", default=None
-)  # on whose behalf a call is made
-current_trace: ContextVar[str | None] = ContextVar("trace", default=None)  # as `traceparent`
-current_request: ContextVar[RequestState | None] = ContextVar(
-    "fate", default=None
-)  # of the call that is made
+# The user of a call, its `traceparent`, and its request.
+current_user: ContextVar[str | None] = ContextVar("user", default=None)
+current_trace: ContextVar[str | None] = ContextVar("trace", default=None)
+current_request: ContextVar[RequestState | None] = ContextVar("request", default=None)
 
 
 class HttpTransport(httpx2.AsyncBaseTransport):
-    """No proxies, no cookies, nothing packed; `headers` go along, and the user of each call."""
+    """HTTP without proxies, cookies and compression. Sends `headers` and the user of each call."""
 
     def __init__(self, http: Http, url: str, headers: Mapping[str, str], user_header: str) -> None:
         self._http, self._origin = http, _origin(httpx2.URL(url))
@@ -106,32 +103,28 @@ class HttpTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if _origin(request.url) != self._origin:
-            raise httpx2.UnsupportedProtocol("it leads to another server", request=request)
-        headers, body = self._signed(request), await request.aread()
+            raise httpx2.UnsupportedProtocol("the URL is of another server", request=request)
+        headers, body = self._headers_of(request), await request.aread()
         idle_s = NOTICE_S if _is_notice(request.method, body) else IDLE_S
         call = HttpCall(request.method, str(request.url), headers, body, idle_timeout_s=idle_s)
-        known = _begun() if request.method == "POST" else None
+        state = _claim_state() if request.method == "POST" else None
         try:
             answer = await self._http.send(call)
         except HttpFailed as error:
-            return _unanswered(request, error, known)
-        if known is not None and SESSION in headers:
-            known.status = answer.status
+            return _failed_answer(request, error, state)
+        if state is not None and SESSION in headers:
+            state.status = answer.status
         kept = {name: text for name, text in answer.headers.items() if name not in _LEFT_OUT}
         if kept.pop("content-encoding", "identity") != "identity":
             answer.close()
-            raise httpx2.RemoteProtocolError("it sends what nobody asked to be packed")
+            raise httpx2.RemoteProtocolError("the server compresses its answer without a request")
         is_events = kept.get("content-type", "").startswith("text/event-stream")
-        stream = _Body(answer, known, is_events=is_events)
+        stream = _Body(answer, state, is_events=is_events)
         return httpx2.Response(answer.status, headers=kept, stream=stream, request=request)
 
-    def _signed(self, request: httpx2.Request) -> dict[str, str]:
-        headers = {
-            **request.headers,
-            **self._headers,
-            "accept-encoding": "identity",
-            DEPTH_HEADER: "1",
-        }
+    def _headers_of(self, request: httpx2.Request) -> dict[str, str]:
+        headers = {**request.headers, **self._headers, "accept-encoding": "identity"}
+        headers[DEPTH_HEADER] = "1"
         if (name := current_user.get()) is not None:
             headers[self._user_header] = quote(name, safe=_VISIBLE)
         if (trace := current_trace.get()) is not None:
@@ -140,44 +133,45 @@ class HttpTransport(httpx2.AsyncBaseTransport):
 
 
 class _Body(httpx2.AsyncByteStream):
-    def __init__(self, answer: HttpAnswer, known: RequestState | None, *, is_events: bool) -> None:
-        self._answer, self._known, self._is_events = answer, known, is_events
+    def __init__(self, answer: HttpAnswer, state: RequestState | None, *, is_events: bool) -> None:
+        self._answer, self._state, self._is_events = answer, state, is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        weight = MessageSize()
+        size = MessageSize()
         try:
             while data := await self._answer.read_some():
-                weight.add(data)
+                size.add(data)
                 if self._is_events and (b"\n\n" in data or b"\r\n\r\n" in data):
-                    weight = MessageSize()  # another message begins
+                    size = MessageSize()  # another message begins
                 yield data
         except (HttpFailed, OverlongAnswer) as error:
-            if self._known is not None:
-                self._known.is_lost = True
-                self._known.too_much = str(error) if isinstance(error, OverlongAnswer) else None
+            if self._state is not None:
+                self._state.is_lost = True
+                self._state.too_much = str(error) if isinstance(error, OverlongAnswer) else None
             raise httpx2.StreamError(str(error)) from error
 
     async def aclose(self) -> None:
         self._answer.close()
 
 
-def _begun() -> RequestState | None:
-    """Of the call itself: what is sent on its account later says nothing of it."""
-    known = current_request.get()
-    if known is None or known.is_begun:
+def _claim_state() -> RequestState | None:
+    """Returns the state of the current call for its first request; None for later requests."""
+    state = current_request.get()
+    if state is None or state.is_begun:
         return None
-    known.is_begun = True
-    return known
+    state.is_begun = True
+    return state
 
 
-def _unanswered(
-    request: httpx2.Request, error: HttpFailed, known: RequestState | None
+def _failed_answer(
+    request: httpx2.Request, error: HttpFailed, state: RequestState | None
 ) -> httpx2.Response:
-    """What is raised ends the connection, with the calls of everybody else."""
+    """Returns a 502 for a failed call, because an exception would end the connection and the calls
+    of other people. Raises ConnectError outside of a call."""
     if current_request.get() is None:
         raise httpx2.ConnectError(str(error), request=request) from error
-    if known is not None:
-        known.is_lost, known.is_unsent = True, not error.sent
+    if state is not None:
+        state.is_lost, state.is_unsent = True, not error.sent
     return httpx2.Response(502, request=request)
 
 
@@ -194,9 +188,10 @@ log = logging.getLogger(__name__)
 
 LONGEST_SAID = 500  # characters of a line in the log
 MOST_SAID = 100  # lines a minute
-_ID = re.compile(rb'"id": ?([0-9]{1,15})[,}]')  # where every server writes it: first, or last
-_PATIENCE_S = 2.0  # for each step of its ending
-_WATCH = f'read _; sleep {_PATIENCE_S:g}; kill -9 "-$0"'  # its input ends with us; $0: whose group
+_ID = re.compile(rb'"id": ?([0-9]{1,15})[,}]')  # at the start or the end of a message
+_STOP_S = 2.0  # for each step of stopping a program
+# Its stdin ends with the gateway; $0 is the process group to kill.
+_WATCH = f'read _; sleep {_STOP_S:g}; kill -9 "-$0"'
 
 In = MemoryObjectSendStream[SessionMessage | Exception]
 Out = MemoryObjectReceiveStream[SessionMessage]
@@ -206,10 +201,11 @@ Streams = tuple[
 
 
 @asynccontextmanager
-async def child(
-    server: McpServerDef, folder: Path, clock: Clock, ended: Callable[[str], None]
+async def run_program(
+    server: McpServerDef, folder: Path, clock: Clock, on_end: Callable[[str], None]
 ) -> AsyncIterator[Streams]:
-    """`ended` is told why when it ends by itself. Raises OSError if it cannot be started."""
+    """Runs the program of a server. `on_end` gets the reason if the program ends by itself. Raises
+    OSError if the program cannot be started."""
     own = {name: value.reveal() for name, value in server.env.items()}
     process = await anyio.open_process(
         [server.command or "", *server.args],
@@ -217,27 +213,27 @@ async def child(
         cwd=folder,
         start_new_session=True,
     )
-    incoming, heard = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    said, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-    journal = _Said(server.name, clock, tuple(own.values()))
+    incoming, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    sent, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+    output = _ErrorOutput(server.name, clock, tuple(own.values()))
     async with anyio.create_task_group() as group:
-        group.start_soon(_hear, process, incoming, ended)
-        group.start_soon(_tell, process, outgoing, ended)
-        group.start_soon(journal.listen, process)
+        group.start_soon(_read_output, process, incoming, on_end)
+        group.start_soon(_write_input, process, outgoing, on_end)
+        group.start_soon(output.listen, process)
         try:
-            async with _leash(process):
-                yield heard, said
+            async with _kill_after_gateway(process):
+                yield received, sent
         finally:
             with anyio.CancelScope(shield=True):
-                heard.close()
-                said.close()
-                await _end(process)
+                received.close()
+                sent.close()
+                await _stop(process)
             group.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def _leash(process: Process) -> AsyncIterator[None]:
-    """If the gateway itself is killed, so is what does not care for the end of its input."""
+async def _kill_after_gateway(process: Process) -> AsyncIterator[None]:
+    """Kills a program that ignores the end of its input if the gateway itself was killed."""
     if sys.platform == "win32":
         yield
         return
@@ -254,7 +250,7 @@ async def _leash(process: Process) -> AsyncIterator[None]:
             await watch.aclose()
 
 
-async def _hear(process: Process, incoming: In, ended: Callable[[str], None]) -> None:
+async def _read_output(process: Process, incoming: In, on_end: Callable[[str], None]) -> None:
     assert process.stdout is not None
     why = "it ended"
     async with incoming:
@@ -264,8 +260,8 @@ async def _hear(process: Process, incoming: In, ended: Callable[[str], None]) ->
         except OverlongAnswer as error:
             why = f"it wrote a line of {error}"
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # whoever listened is gone
-        ended(why)
+            pass  # the client is closed
+        on_end(why)
 
 
 async def _lines(stream: ByteReceiveStream) -> AsyncIterator[bytes]:
@@ -280,21 +276,22 @@ async def _lines(stream: ByteReceiveStream) -> AsyncIterator[bytes]:
 
 
 async def _pass_on(line: bytes, incoming: In) -> None:
-    """What is no message is left out: programs write to their output whatever they like."""
+    """Passes a message on and drops other output. An overlong message becomes an error of its
+    request."""
     try:
         MessageSize().add(line)
         message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
     except OverlongAnswer as error:
         if (found := _ID.search(line, 0, 64) or _ID.search(line, max(0, len(line) - 64))) is None:
             return
-        told = types.ErrorData(code=types.INTERNAL_ERROR, message=f"It answered with {error}.")
-        message = types.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=told)
+        problem = types.ErrorData(code=types.INTERNAL_ERROR, message=f"the answer has {error}")
+        message = types.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=problem)
     except ValueError:
         return
     await incoming.send(SessionMessage(message))
 
 
-async def _tell(process: Process, outgoing: Out, ended: Callable[[str], None]) -> None:
+async def _write_input(process: Process, outgoing: Out, on_end: Callable[[str], None]) -> None:
     assert process.stdin is not None
     try:
         async with outgoing:
@@ -302,11 +299,11 @@ async def _tell(process: Process, outgoing: Out, ended: Callable[[str], None]) -
                 text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
                 await process.stdin.send(text.encode() + b"\n")
     except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-        ended("it reads nothing any more")
+        on_end("it no longer reads its input")
 
 
-class _Said:
-    """What it writes to its errors goes to the log, without what it was given in secret."""
+class _ErrorOutput:
+    """Logs the stderr of a program without the program's secrets, at most MOST_SAID lines a minute."""
 
     def __init__(self, server: str, clock: Clock, secrets: Sequence[str]) -> None:
         self._server, self._clock = server, clock
@@ -324,7 +321,7 @@ class _Said:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 self._note(line)
-            rest = rest[: 8 * LONGEST_SAID]  # a longer one is cut anyway
+            rest = rest[: 8 * LONGEST_SAID]  # _note cuts a longer line anyway
 
     def _note(self, line: bytes) -> None:
         minute = int(self._clock.monotonic() // 60)
@@ -338,17 +335,17 @@ class _Said:
         log.debug("mcp_server_output", extra=extra)
 
 
-async def _end(process: Process) -> None:
-    """Asked first by the end of its input, then told to end, then killed; with its descendants."""
+async def _stop(process: Process) -> None:
+    """Closes the program's input, then terminates, then kills the program and its descendants."""
     assert process.stdin is not None
     with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
         await process.stdin.aclose()
-    with anyio.move_on_after(_PATIENCE_S):
+    with anyio.move_on_after(_STOP_S):
         await process.wait()
     if sys.platform == "win32":
         if process.returncode is None:
             process.kill()
     else:
-        await terminate_posix_process_tree(process, _PATIENCE_S)
-    with anyio.move_on_after(_PATIENCE_S):
+        await terminate_posix_process_tree(process, _STOP_S)
+    with anyio.move_on_after(_STOP_S):
         await process.aclose()

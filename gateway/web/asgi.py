@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.declarations import Method, Params
 from gateway.api.errors import (
@@ -31,7 +31,7 @@ from gateway.domain.channels import WebhookAnswer, WebhookCall, Webhooks
 from gateway.domain.errors import BadSessionKey, GatewayError, NotFound, StoreUnavailable
 from gateway.domain.ports import Clock
 from gateway.web import rpc
-from gateway.web.health import Readiness, Ready
+from gateway.web.health import Ready, answer_readiness
 from gateway.web.identity import Identities, Principal, has_scope
 from gateway.web.responses import OpenAiFailure, error_response, json_response
 from gateway.web.rpc import Call, Registry, validate
@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 
 OPENAI = "/v1/"
 T = TypeVar("T", bound=Params)
-Raised = Callable[[Request, Exception], Awaitable[Response]]
 Routes = Sequence[BaseRoute]
 
 
@@ -58,14 +57,14 @@ class WebApp:
     def __init__(
         self,
         settings: WebSettings,
-        sockets: Sockets,
+        registry: Registry,
         identities: Identities,
         *,
-        routes: Routes,
         ready: Ready,
+        routes: Routes = (),
         degraded: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        self.sockets = sockets
+        self.sockets = Sockets(settings, registry, OriginGuard(settings), identities)
         self.identities, self._ready, self._degraded = identities, ready, degraded
         self._webhooks: WebhookRoutes | None = None
         self._guarded = SecurityHeaders(self._answer)
@@ -98,7 +97,7 @@ class WebApp:
             await self._webhooks(scope, receive, send)
             return
         try:
-            response = self._admit(scope)
+            response = await self._admit(scope)
             if response is None:
                 response = await self._answer_while_valid(scope, receive, send)
         except GatewayError as error:
@@ -131,7 +130,7 @@ class WebApp:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return None
 
-    def _admit(self, scope: Scope) -> ASGIApp | None:
+    async def _admit(self, scope: Scope) -> Response | None:
         """Returns the answer of a probe; None if the routes may answer. Raises GatewayError for a refusal."""
         visitor = self._guard.admit(scope["headers"], scope["client"], scope["server"])
         path = scope["path"]
@@ -142,7 +141,7 @@ class WebApp:
         identity = self.identities.identify(visitor, allow_any_key=path.startswith(OPENAI))
         if path == "/readyz":
             may_know = identity is not None and has_scope(identity.principal, "read")
-            return Readiness(self._ready, may_know, self._degraded)
+            return await answer_readiness(self._ready, self._degraded, shows_reasons=may_know)
         if identity is None:
             raise Unauthorized
         scope["state"]["principal"] = identity.principal
@@ -172,9 +171,9 @@ def query_of(request: Request, kind: type[T]) -> T:
 
 def _once(request: Request) -> dict[str, object]:
     """Returns the parameters of the query. Raises InvalidParams for a repeated one, which would be ambiguous."""
-    given = request.query_params.multi_items()
-    once: dict[str, object] = dict(given)
-    if len(once) < len(given):
+    items = request.query_params.multi_items()
+    once: dict[str, object] = dict(items)
+    if len(once) < len(items):
         raise InvalidParams("a query parameter is given twice")
     return once
 
@@ -200,11 +199,10 @@ async def _do(registry: Registry, method: Method, request: Request) -> Response:
     named: dict[str, object] = dict(
         zip((name for name, _ in method.params.defaults), in_path, strict=False)
     )
-    call = Call(principal_of(request), method.name)
     try:
-        asked = rpc.Request(None, method.name, named or _once(request))
-        prepared = registry.prepare(asked, call.principal)
-        result = prepared.handler(call, prepared.params)
+        wanted = rpc.Request(None, method.name, named or _once(request))
+        prepared = registry.prepare(wanted, principal_of(request))
+        result = prepared.handler(prepared.call, prepared.params)
         return json_response(await result if prepared.waits else result)
     except (InvalidParams, BadSessionKey) as error:
         if not in_path:
@@ -212,23 +210,18 @@ async def _do(registry: Registry, method: Method, request: Request) -> Response:
         raise NotFound(f"{method.name.partition('.')[0]} {in_path[0][:200]!r}") from error
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    if failure_of(error) is INTERNAL:
-        log.error("route_failed", extra={"path": request.url.path}, exc_info=error)
-    return _error_answer(request.url.path, error)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    return _error_answer(request.url.path, error)  # Starlette raises it again; the server logs it
-
-
-async def _refused_by_starlette(request: Request, error: Exception) -> Response:
+async def _handle(request: Request, error: Exception) -> Response:
+    path = request.url.path
     match error:
+        case ClientDisconnect():
+            return Response(status_code=400)  # the client does not read it any more
         case HTTPException(status_code=405, headers=headers):
             error = MethodNotAllowed((headers or {}).get("Allow", ""))
         case HTTPException(status_code=404):
             error = NotHere()
-    return _error_answer(request.url.path, error)
+        case GatewayError() if failure_of(error) is INTERNAL:
+            log.error("route_failed", extra={"path": path}, exc_info=error)
+    return _error_answer(path, error)  # Starlette raises other errors again; the server logs them
 
 
 def _error_answer(path: str, error: Exception) -> Response:
@@ -238,30 +231,9 @@ def _error_answer(path: str, error: Exception) -> Response:
     return OpenAiFailure.of_request(error).response()
 
 
-async def _disconnected(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=400)  # the client does not read it any more
-
-
-_HANDLERS: Mapping[Any, Raised] = {
-    GatewayError: _refused,
-    HTTPException: _refused_by_starlette,
-    ClientDisconnect: _disconnected,
-    Exception: _failed,
-}
-
-
-def build(
-    settings: WebSettings,
-    registry: Registry,
-    *,
-    identities: Identities,
-    ready: Ready,
-    routes: Routes = (),
-    degraded: Callable[[], Sequence[str]] = tuple,
-) -> WebApp:
-    """Builds the application with its sockets."""
-    sockets = Sockets(settings, registry, OriginGuard(settings), identities)
-    return WebApp(settings, sockets, identities, routes=routes, ready=ready, degraded=degraded)
+_HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = dict.fromkeys(
+    (GatewayError, HTTPException, ClientDisconnect, Exception), _handle
+)
 
 
 # --- a gateway whose store does not answer yet ----------------------------------------------------
@@ -295,7 +267,7 @@ def build_closed(
     registry = Registry(known, {one.name: closed.method for one in known})
     routes = [Route("/{path:path}", closed.route, methods=_ALL_VERBS)]
     identities = Identities(settings, clock)
-    app = build(settings, registry, identities=identities, ready=closed.reasons, routes=routes)
+    app = WebApp(settings, registry, identities, ready=closed.reasons, routes=routes)
     app.open_webhooks(closed)
     return app
 

@@ -1,5 +1,5 @@
-"""chat.*, run.*, context.explain: saying something, following a run, and looking at it later; POST /api/chat,
-/api/conversations and POST /mcp over HTTP."""
+"""chat.*, run.*, context.explain: sending messages, streaming and inspecting runs; over HTTP POST /api/chat,
+/api/conversations and POST /mcp."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +14,7 @@ from gateway.api import conversations as api
 from gateway.api import http
 from gateway.api.conversations import TokenUsage
 from gateway.api.declarations import build, differing
-from gateway.api.errors import Forbidden, InvalidParams, InvalidRequest
+from gateway.api.errors import Forbidden, InvalidRequest, wrong
 from gateway.api.http import MCP
 from gateway.codec import decode, encode
 from gateway.domain.agents import Address, address_in
@@ -40,11 +40,11 @@ from gateway.web.identity import (
     require_own,
     visible_key,
 )
-from gateway.web.responses import json_response, waiting
+from gateway.web.responses import json_response, retry_headers
 from gateway.web.rpc import Call, Run, parse_json, read_body
 
-PAGE_CHARACTERS = 150_000  # of a history page: at six bytes each, still one frame
-TOLD = 2  # times that a message's calls are shown: as they are, and in its metadata
+PAGE_CHARACTERS = 150_000  # of a history page: with six bytes each it still fits into a frame
+CALL_COPIES = 2  # a message shows its calls twice: as they are, and in its metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class ChatMethods:
         account = params.account or principal.name
         if not can_speak_as(principal, params.channel, account):
             raise Forbidden(
-                f"you may only speak as {principal.name!r} on websocket; other channels and "
-                "accounts need the scope 'impersonate'"
+                f"your token sends messages as {principal.name!r} on websocket; other channels "
+                "and accounts need the scope 'impersonate'"
             )
         if not params.content.strip():
-            raise InvalidParams("content: is empty", [("content", "is empty")])
+            raise wrong("content", "is empty")
         fingerprint = ""
         if params.idempotency_key is not None:
             same = differing(params)
@@ -98,7 +98,7 @@ class ChatMethods:
 
     async def chat_abort(self, call: Call, params: api.ChatAbort) -> api.Aborted:
         run = await find_run(self.front, call.principal, params.run_id)
-        require_own(call.principal, key_of(run))
+        require_own(call.principal, run.entry.new.session_key)
         if isinstance(run, LiveRun):
             await self.front.abort(run, at_once=params.mode == "immediate")
         return api.Aborted(run_id=params.run_id, aborted=isinstance(run, LiveRun))
@@ -108,28 +108,28 @@ class ChatMethods:
         return await history_page(self.front, key, params.before, params.limit)
 
     async def chat_resume(self, call: Call, params: api.ChatResume) -> api.Resumed:
-        """Missed events come first, then the answer, then what is still to come."""
+        """Sends the missed events, then the answer, then the events to come."""
         run = await find_run(self.front, call.principal, params.run_id)
         live = await call.peer.replay(run, self.front.run, params.after_seq)
         return api.Resumed(run_id=params.run_id, live=live)
 
     async def run_inspect(self, call: Call, params: api.RunInspect) -> Mapping[str, object]:
-        shown = await self._summary(call, params.run_id)
-        return {name: shown[name] for name in shown if name != "context"}
+        summary = await self._summary(call, params.run_id)
+        return {name: summary[name] for name in summary if name != "context"}
 
     async def context_explain(self, call: Call, params: api.ContextExplain) -> Mapping[str, object]:
-        kept = (await self._summary(call, params.run_id)).get("context")
-        return context_report(params.run_id, kept if isinstance(kept, dict) else None)
+        context = (await self._summary(call, params.run_id)).get("context")
+        return context_report(params.run_id, context if isinstance(context, dict) else None)
 
     async def _summary(self, call: Call, run_id: str) -> Mapping[str, object]:
-        """Plain data, as a run tells it or has left it."""
+        """Returns the summary of a live run, or the stored one, as plain data."""
         run = await find_run(self.front, call.principal, run_id)
         if isinstance(run, LiveRun):
             return run.summary(self.front.clock)
         if run.summary:
-            kept = decode(run.summary)
-            assert isinstance(kept, dict)
-            return kept
+            stored = decode(run.summary)
+            assert isinstance(stored, dict)
+            return stored
         new = run.entry.new
         return {
             **AT_REST,
@@ -147,77 +147,76 @@ class ChatMethods:
         if isinstance(run, LiveRun):
             raise Conflict("the run has not ended yet")
         if params.model is None:
-            told, other = await self.replays.replay(run), {}
+            found, other = await self.replays.replay(run), {}
         elif has_scope(call.principal, "admin"):
-            told = await self.replays.compare(run, params.model)
-            other = {"response": told.response, "tokens_used": told.tokens_used}
-        else:  # whoever may talk has only the models of their agents
-            raise Forbidden("to ask another model takes the scope 'admin'")
-        parted = told.divergence
+            found = await self.replays.compare(run, params.model)
+            other = {"response": found.response, "tokens_used": found.tokens_used}
+        else:  # the scope 'chat' allows only the models of the own agents
+            raise Forbidden("replaying with another model needs the scope 'admin'")
+        difference = found.divergence
         return api.RunReplay(
             run_id=params.run_id,
-            identical=parted is None,
-            divergence=None if parted is None else build(api.Divergence, parted),
-            chunks=told.chunks,
-            calls=told.calls,
-            **other,  # type: ignore[arg-type]  # those two
+            identical=difference is None,
+            divergence=None if difference is None else build(api.Divergence, difference),
+            chunks=found.chunks,
+            calls=found.calls,
+            **other,  # type: ignore[arg-type]  # response and tokens_used
         )
 
 
 async def history_page(
     front: Front, key: SessionKey, before: str | None, limit: int
 ) -> api.HistoryPage:
-    """Raises NotFound for a `before` that is not there."""
+    """Returns the messages before a node, without summaries. Raises NotFound if there is no such node."""
     start = None if before is None else NodeId(before)
     if start is not None:
         await front.node(key, start)
     path = page = await front.sessions.path(key, before=start, limit=limit)
-    while not (said := _said(page)) and page.more:
+    while not (nodes := _messages(page)) and page.more:
         page = await front.sessions.path(key, before=page.nodes[0].id, limit=limit)
-    shown = newest_within(said, PAGE_CHARACTERS)
+    shown = newest_within(nodes, PAGE_CHARACTERS)
     return api.HistoryPage(
         messages=[message(node, PAGE_CHARACTERS) for node in shown],
         head=path.head,
-        more=page.more or len(shown) < len(said),
+        more=page.more or len(shown) < len(nodes),
     )
 
 
-def _said(page: Path) -> tuple[Node, ...]:
-    """Without summaries: nobody said them."""
-    return tuple(node for node in page.nodes if node.message.role != "summary")
+def _messages(page: Path) -> Sequence[Node]:
+    return [node for node in page.nodes if node.message.role != "summary"]
 
 
 def newest_within(nodes: Sequence[Node], most: int) -> Sequence[Node]:
-    """The newest of them up to a size, at least one: a page must fit into a socket."""
+    """Returns the newest nodes up to a size in characters, at least one: a page must fit into a frame."""
     size = 0
     for place in range(len(nodes) - 1, -1, -1):
-        said = nodes[place].message
-        size += len(said.text) + TOLD * sum(len(call.arguments) for call in said.tool_calls)
-        size += len(said.result.content) if said.result else 0
+        one = nodes[place].message
+        size += len(one.text) + CALL_COPIES * sum(len(call.arguments) for call in one.tool_calls)
+        size += len(one.result.content) if one.result else 0
         if size > most:
             return nodes[min(place + 1, len(nodes) - 1) :]
     return nodes
 
 
 def message(node: Node, most: int) -> api.HistoryMessage:
-    """A message of more than `most` characters is cut, and says so. A summary is none."""
-    said, result = node.message, node.message.result
-    text = result.content if result else said.text
+    """Describes a message, cut to `most` characters and then marked as truncated."""
+    own, result = node.message, node.message.result
+    text = result.content if result else own.text
     room = most - len(text)
     calls = []
-    for call in said.tool_calls:
-        arguments = call.arguments[: max(0, room // TOLD)]
+    for call in own.tool_calls:
+        arguments = call.arguments[: max(0, room // CALL_COPIES)]
         function = api.CalledFunction(name=call.name, arguments=arguments)
         calls.append(api.MessageCall(id=call.id, type="function", function=function))
-        room -= TOLD * len(call.arguments)
+        room -= CALL_COPIES * len(call.arguments)
     notices = [
-        api.MessageNotice(system_type=kind, system_message=told) for kind, told in said.notices
+        api.MessageNotice(system_type=kind, system_message=words) for kind, words in own.notices
     ]
     return build(
         api.HistoryMessage,
         node,
         result,
-        role=said.role,
+        role=own.role,
         content=text[:most],
         tool_calls=calls or None,
         metadata=build(api.MessageMetadata, node, tool_calls=calls or None),
@@ -228,26 +227,22 @@ def message(node: Node, most: int) -> api.HistoryMessage:
 
 
 async def find_run(front: Front, principal: Principal, run_id: str) -> Run:
-    """A run that the principal may see; raises NotFound, alike for absent and for forbidden."""
+    """Returns a run. Raises NotFound if there is no such run or the principal cannot see it."""
     run = await front.run(run_id)
-    if not can_see_session(principal, key_of(run)):
+    if not can_see_session(principal, run.entry.new.session_key):
         raise NotFound(f"run {run_id[:64]!r}")
     return run
 
 
-def key_of(run: LiveRun | RunRecord) -> SessionKey:
-    return run.session_key if isinstance(run, LiveRun) else run.entry.new.session_key
-
-
 def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Route:
-    """An agent that the principal does not reach raises NotFound, like one that does not exist. Raises
-    NotOfProject, Forbidden, and what `resolve` raises."""
-    asked = inbound.requested_agent
-    if asked is not None and not can_use(principal, asked):
-        raise NotFound(f"agent {asked[:64]!r}")
-    route = front.router.resolve(inbound.address, requested=asked)
+    """Resolves the route of a message. Raises NotFound if the requested agent is missing or out of reach, Forbidden
+    if the resolved agent is out of reach, NotOfProject, and the errors of `resolve`."""
+    requested = inbound.requested_agent
+    if requested is not None and not can_use(principal, requested):
+        raise NotFound(f"agent {requested[:64]!r}")
+    route = front.router.resolve(inbound.address, requested=requested)
     if not can_use(principal, route.agent_id):
-        raise Forbidden("your token does not reach the agent that answers there")
+        raise Forbidden("your token does not reach the agent of this address")
     return route
 
 
@@ -258,7 +253,7 @@ STATUS = {
     "internal_error": 500,
     "config_error": 500,
 }
-TOO_LATE = "the run reached its time limit; what there is comes with this error"
+TOO_LATE = "the run reached its time limit; the answer so far comes with this error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,45 +307,41 @@ class ChatApi:
             status = STATUS.get(end["error_type"], 500)
             error = _error(end["error_type"], end)
             failed = build(http.FailedChat, ids, error=error)
-            return json_response(failed, status, {**headers, **waiting(end)})
+            return json_response(failed, status, {**headers, **retry_headers(end)})
         calls, usage = _tool_calls(events), _usage(events)
-        told = {**ids, "response": spoken(events), "usage": usage, "tool_calls_made": calls}
+        known = {**ids, "response": spoken(events), "usage": usage, "tool_calls_made": calls}
         if end["reason"] != "timeout":
-            return json_response(build(http.ChatAnswer, end, **told), 200, headers)
+            return json_response(build(http.ChatAnswer, end, **known), 200, headers)
         facts = {"message": TOO_LATE, "retryable": True, "timestamp": end["timestamp"]}
-        late = build(http.LateChat, end, **told, error=_error("timeout", facts))
+        late = build(http.LateChat, end, **known, error=_error("timeout", facts))
         return json_response(late, 504, headers)
 
     async def messages(self, request: Request) -> Response:
-        """As `chat.history` has them; of several agents' conversations the one that was used last."""
+        """Returns the messages as `chat.history` does, of the latest conversation if several agents have one."""
         principal = require_scope(request, "reading a conversation", "chat", "read")
         name = str(request.path_params["id"])
-        page = query_of(request, http.ConversationQuery)
-        key = (await self._meant(principal, name))[0]
-        shown = await history_page(self.front, key, page.before, page.limit)
+        query = query_of(request, http.ConversationQuery)
+        key = (await self._resolve(principal, name))[0]
+        page = await history_page(self.front, key, query.before, query.limit)
         return json_response(
-            build(http.ConversationPage, shown, conversation_id=name, session_key=str(key))
+            build(http.ConversationPage, page, conversation_id=name, session_key=str(key))
         )
 
     async def erase(self, request: Request) -> Response:
         principal = require_scope(request, "erasing a conversation", "chat")
         name = str(request.path_params["id"])
-        keys = await self._meant(principal, name)
+        keys = await self._resolve(principal, name)
         for key in keys:
             require_own(principal, key)
-        gone = [
-            build(
-                http.ErasedSession,
-                await self.front.erase(key, by=principal.name),
-                session_key=str(key),
-            )
-            for key in keys
-        ]
-        return json_response(http.ErasedConversation(conversation_id=name, erased=gone))
+        erased = []
+        for key in keys:
+            found = await self.front.erase(key, by=principal.name)
+            erased.append(build(http.ErasedSession, found, session_key=str(key)))
+        return json_response(http.ErasedConversation(conversation_id=name, erased=erased))
 
-    async def _meant(self, principal: Principal, name: str) -> Sequence[SessionKey]:
-        """The principal's own conversation of that id, with whichever agents; or a session by its
-        key. Raises NotFound."""
+    async def _resolve(self, principal: Principal, name: str) -> Sequence[SessionKey]:
+        """Returns the sessions of the principal's conversation of that id, one for each agent, or else the session
+        with that key. Raises NotFound."""
         query = SessionQuery(channels=(CHANNEL,), account=principal.name, peer=name, limit=500)
         page = await self.front.sessions.list_sessions(query)
         if own := [one.key for one in page.sessions if can_use(principal, one.key.agent)]:
@@ -362,7 +353,7 @@ class ChatApi:
 
 
 def parse_idempotency_key(request: Request) -> str | None:
-    """Raises InvalidRequest."""
+    """Returns the key of the header, if there is one. Raises InvalidRequest."""
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= 256:
         raise InvalidRequest("Idempotency-Key must have 1 to 256 characters")
@@ -370,10 +361,10 @@ def parse_idempotency_key(request: Request) -> str | None:
 
 
 async def run_with_log(front: Front, run_id: str) -> Run:
-    """Raises NotFound for one that is too old to be told again."""
+    """Returns a run with its events. Raises NotFound if they are deleted already."""
     run = await front.run(run_id)
     if isinstance(run, RunRecord) and not run.log:
-        raise NotFound("the answer is older than [store] journal_days: it")
+        raise NotFound(f"the answer of run {run_id[:64]!r} (older than [store] journal_days)")
     return run
 
 
@@ -383,30 +374,30 @@ async def _stream(run: Run) -> AsyncIterator[bytes]:
 
 
 def _tool_calls(events: Sequence[Mapping[str, Any]]) -> Sequence[http.CallMade]:
-    """In the order of the calls, whichever ended first."""
-    asked = {e["tool_call"]["id"]: e["tool_call"] for e in events if e["type"] == "tool_call"}
+    """Returns the ended calls in the order in which they were made."""
+    calls = {e["tool_call"]["id"]: e["tool_call"] for e in events if e["type"] == "tool_call"}
     ended = [e["tool_call"] for e in events if e["type"] == "tool_result"]
-    places = {id: place for place, id in enumerate(asked)}
+    places = {id: place for place, id in enumerate(calls)}
     ended.sort(key=lambda call: places.get(call["id"], len(places)))
     return [
-        build(http.CallMade, call, arguments=asked.get(call["id"], {}).get("arguments", ""))
+        build(http.CallMade, call, arguments=calls.get(call["id"], {}).get("arguments", ""))
         for call in ended
     ]
 
 
 def _usage(events: Sequence[Mapping[str, Any]]) -> TokenUsage:
-    """Of all models that worked for it. The cost is of those calls of which it is known."""
-    told = [event for event in events if event["type"] == "usage"]
-    costs = [event["cost_usd"] for event in told if event["cost_usd"] is not None]
+    """Sums the usage of all models of the run. The cost is that of the calls with a known price."""
+    used = [event for event in events if event["type"] == "usage"]
+    costs = [event["cost_usd"] for event in used if event["cost_usd"] is not None]
     return TokenUsage(
-        input_tokens=sum(event["input_tokens"] for event in told),
-        output_tokens=sum(event["output_tokens"] for event in told),
+        input_tokens=sum(event["input_tokens"] for event in used),
+        output_tokens=sum(event["output_tokens"] for event in used),
         cost_usd=round(sum(costs), 9) if costs else None,
     )
 
 
 def _error(kind: str, facts: Mapping[str, Any]) -> http.RunError:
-    """Its message is one of our own sentences, never a provider's words."""
+    """Describes the error of a run. Its message is the gateway's own, never a provider's."""
     message = facts["message"]
     names = {"type": kind, "code": kind, "error_type": kind}
     return build(http.RunError, facts, **names, message=message, user_facing_message=message)
@@ -417,7 +408,7 @@ JSON_DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class McpApi:
-    """Without a server there is no such address."""
+    """The route of MCP; there is none without a server."""
 
     server: Door | None
 
@@ -427,7 +418,7 @@ class McpApi:
 
 @dataclass(frozen=True, slots=True)
 class McpDoor:
-    """ASGI, and raises what is refused."""
+    """The ASGI endpoint of MCP. Raises Forbidden, InvalidJson."""
 
     server: Door
 

@@ -1,7 +1,7 @@
-"""The documents that describe this gateway to programs: OpenAPI of the HTTP API and AsyncAPI of the WebSocket.
+"""The documents for programs: OpenAPI of the HTTP API and AsyncAPI of the WebSocket.
 
-They are made of the declarations in `gateway/api`, each when it is first asked for, in a thread: to make one may take
-a tenth of a second."""
+They are made of the declarations in `gateway/api`. Each is made in a thread at its first request, as it may take a
+tenth of a second."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,9 +43,7 @@ Document = Callable[[], Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class DocumentsApi:
-    """`documents` are by path."""
-
-    documents: Mapping[str, Document]
+    documents: Mapping[str, Document]  # by path
     _made: dict[str, bytes] = field(default_factory=dict)
 
     def routes(self) -> Sequence[Described]:
@@ -61,7 +59,7 @@ class DocumentsApi:
 def documented(
     routes: Sequence[Described], version: str, others: Mapping[str, Document]
 ) -> Sequence[Described]:
-    """The routes, and those of the document that describes all of them, and of other documents."""
+    """Returns the routes together with those of the OpenAPI document and of other documents."""
     own = [document(path) for path in ("/openapi.json", *others)]
     operations = [ALIVE, READY, *WEBHOOKS, *(route.operation for route in routes), *own]
     api = DocumentsApi({"/openapi.json": lambda: openapi(operations, version), **others})
@@ -71,27 +69,26 @@ def documented(
 # -- schemas
 
 PLACE = "#/components/schemas/{model}"
-_READ: JsonSchemaMode = "validation"  # what has a default may be absent
-_TOLD: JsonSchemaMode = "serialization"
+_INPUT: JsonSchemaMode = "validation"  # fields with a default may be absent
+_OUTPUT: JsonSchemaMode = "serialization"
 
 
 @dataclass(frozen=True, slots=True)
 class Schemas:
-    """`components` belong under `components.schemas`; the methods say what to write where a type
-    stands."""
+    """The schemas of types. `components` belong under `components.schemas`; the methods return the references."""
 
     components: Json
-    _places: Mapping[tuple[object, JsonSchemaMode], Json]
+    _references: Mapping[tuple[object, JsonSchemaMode], Json]
 
-    def told(self, type_: object) -> Json:
-        return self._places[type_, _TOLD]
+    def output(self, type_: object) -> Json:
+        return self._references[type_, _OUTPUT]
 
-    def read(self, type_: object) -> Json:
-        return self._places[type_, _READ]
+    def input(self, type_: object) -> Json:
+        return self._references[type_, _INPUT]
 
 
 class _Generator(GenerateJsonSchema):
-    """A field's title would only be its name once more. What is told is told whole."""
+    """Leaves out titles, which repeat the names of fields. Results have all of their fields."""
 
     _is_whole = False
 
@@ -108,20 +105,19 @@ class _Generator(GenerateJsonSchema):
 
     def dataclass_schema(self, schema: Any) -> Json:
         outside = self._is_whole
-        self._is_whole = self.mode == _TOLD and not issubclass(schema["cls"], Params)
-        told = super().dataclass_schema(schema)
+        self._is_whole = self.mode == _OUTPUT and not issubclass(schema["cls"], Params)
+        found = super().dataclass_schema(schema)
         self._is_whole = outside
-        return told
+        return found
 
     def named_tuple_schema(self, schema: Any) -> Json:
-        """A session key is told as its text."""
-        is_key = schema["cls"] is SessionKey
+        is_key = schema["cls"] is SessionKey  # encoded as its text
         return {"type": "string"} if is_key else super().named_tuple_schema(schema)
 
 
-def schemas_of(*, told: Sequence[Any] = (), read: Sequence[Any] = ()) -> Schemas:
-    """Of all types at once, so that two of one name get two names. Takes a while."""
-    uses = dict.fromkeys([*((one, _TOLD) for one in told), *((one, _READ) for one in read)])
+def schemas_of(*, outputs: Sequence[Any] = (), inputs: Sequence[Any] = ()) -> Schemas:
+    """Makes the schemas of all types together, so that two types of one name get two names. Takes a while."""
+    uses = dict.fromkeys([*((one, _OUTPUT) for one in outputs), *((one, _INPUT) for one in inputs)])
     wanted = [((one, mode), mode, TypeAdapter[Any](one)) for one, mode in uses]
     found, rest = TypeAdapter.json_schemas(wanted, ref_template=PLACE, schema_generator=_Generator)
     return Schemas(rest.get("$defs", {}), {key: schema for (key, _), schema in found.items()})
@@ -131,31 +127,31 @@ def schemas_of(*, told: Sequence[Any] = (), read: Sequence[Any] = ()) -> Schemas
 
 _ABOUT_HTTP = (
     "The HTTP API of exogate, a gateway for AI agents. The WebSocket is described in /asyncapi.json. "
-    "Fields may be added to answers; what is asked may only have those that stand here, unless its "
-    "schema allows more."
+    "Later versions may add fields to answers. A request may have only the fields of its schema, unless "
+    "the schema allows more."
 )
-_EVERYWHERE = (400, 401, 403, 408, 413, 414, 429, 431, 500, 503, 505)  # refused at the door
-_BY_PARSER = (400, 408, 413, 414, 431, 503, 505)  # perhaps before anybody knows what was asked
+_EVERYWHERE = (400, 401, 403, 408, 413, 414, 429, 431, 500, 503, 505)  # before a route is chosen
+_BY_PARSER = (400, 408, 413, 414, 431, 503, 505)  # perhaps before the path is known
 _REFUSED: Mapping[int, str] = {
-    400: "Not understood.",
-    401: "No credential that counts.",
-    403: "Not allowed; or a foreign Host or Origin.",
-    404: "Not there, or not yours.",
-    408: "Did not arrive in time.",
-    409: "The same key was used with another request, or something moved meanwhile.",
-    413: "Too large.",
+    400: "The request is malformed.",
+    401: "The credential is missing or invalid.",
+    403: "Not allowed, or the Host or Origin is not allowed.",
+    404: "Not found, or not yours.",
+    408: "The request did not arrive in time.",
+    409: "The key was used with another request, or the state changed meanwhile.",
+    413: "The body is too large.",
     414: "The address is too long.",
-    422: "A field is wrong; `problems` says which.",
-    429: "A budget is spent, or your address failed too often to say who it is.",
-    431: "Too many or too large headers.",
+    422: "A field is wrong; `problems` names it.",
+    429: "A budget is spent, or your address sent too many wrong tokens.",
+    431: "The headers are too many or too large.",
     500: "Internal error; details are in the log.",
     502: "The model service failed.",
-    503: "Busy, starting or stopping, or nothing can be stored; nothing was accepted.",
+    503: "Busy, starting, stopping, or the store is unavailable; nothing was accepted.",
     504: "The run reached its time limit.",
-    505: "Another version of HTTP than 1.0 and 1.1.",
+    505: "The version of HTTP is neither 1.0 nor 1.1.",
 }
 _REFUSED_HEADERS: Mapping[int, tuple[Header, ...]] = {
-    401: (Header("WWW-Authenticate", "How to say who you are.", is_sure=True),),
+    401: (Header("WWW-Authenticate", "How to authenticate.", is_sure=True),),
     429: (WAIT,),
     502: (WAIT,),
     503: (WAIT,),
@@ -164,7 +160,7 @@ _IN_PATH = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
 def openapi(operations: Sequence[Operation], version: str) -> Json:
-    """Takes a while."""
+    """Returns the OpenAPI document. Takes a while."""
     schemas = _schemas(operations)
     paths: Json = {}
     for one in operations:
@@ -189,20 +185,15 @@ def openapi(operations: Sequence[Operation], version: str) -> Json:
 
 def _schemas(operations: Sequence[Operation]) -> Schemas:
     answers = [answer.type for one in operations for answer in one.answers]
-    bodies = [one.body for one in operations]
+    errors = [error for one in operations for error in (one.error, _early_error(one))]
     return schemas_of(
-        told=[one for one in (ErrorAnswer, *answers, *_errors(operations)) if one is not None],
-        read=[one for one in bodies if one is not None],
+        outputs=[one for one in (ErrorAnswer, *answers, *errors) if one is not None],
+        inputs=[one.body for one in operations if one.body is not None],
     )
 
 
-def _errors(operations: Sequence[Operation]) -> Iterable[object]:
-    for one in operations:
-        yield from (one.error, _at_the_door(one))
-
-
-def _at_the_door(one: Operation) -> Any:
-    """What is refused before it is known what was asked is refused in our words."""
+def _early_error(one: Operation) -> Any:
+    """Returns the type of a refusal before the path is known, which has the gateway's own form."""
     return one.error if one.error is ErrorAnswer else one.error | ErrorAnswer
 
 
@@ -215,26 +206,26 @@ def _http_operation(one: Operation, schemas: Schemas) -> Json:
     in_head = [_parameter(header) for header in one.headers]
     path = _IN_PATH.sub(r"\1", one.path)
     words = re.findall(r"\w+", f"{one.method.lower()} {path}")
-    named = {"operationId": "_".join(words), "summary": one.says}
-    shown: Json = {**named, "responses": _responses(one, schemas)}
+    found: Json = {"operationId": "_".join(words), "summary": one.says}
+    found["responses"] = _responses(one, schemas)
     if parameters := [*in_path, *in_query, *in_head]:
-        shown["parameters"] = parameters
+        found["parameters"] = parameters
     if one.body is not None:
-        content = {one.body_media: {"schema": schemas.read(one.body)}}
-        shown["requestBody"] = {"required": one.body is not Any, "content": content}
+        content = {one.body_media: {"schema": schemas.input(one.body)}}
+        found["requestBody"] = {"required": one.body is not Any, "content": content}
     if not one.is_guarded:
-        shown["security"] = []
-    return shown
+        found["security"] = []
+    return found
 
 
 def _query(model: Any) -> Iterable[Json]:
-    """In an address nothing is null: it is there or not."""
-    schema = schemas_of(read=[model]).components[model.__name__]
+    """Returns the parameters of a query. They are never null, only absent."""
+    schema = schemas_of(inputs=[model]).components[model.__name__]
     for name, about in schema["properties"].items():
         kinds = [kind for kind in about.pop("anyOf", ()) if kind != {"type": "null"}]
         required = name in schema.get("required", ())
-        told = {key: value for key, value in about.items() if value is not None}
-        parts = {**told, **(kinds[0] if kinds else {})}
+        known = {key: value for key, value in about.items() if value is not None}
+        parts = {**known, **(kinds[0] if kinds else {})}
         yield {"name": name, "in": "query", "required": required, "schema": parts}
 
 
@@ -253,14 +244,14 @@ def _text(header: Header) -> Json:
 
 
 def _responses(one: Operation, schemas: Schemas) -> Json:
-    told: Json = {
+    found: Json = {
         str(status): {"$ref": f"#/components/responses/{_name(one, status)}"}
         for status in _refused(one)
     }
     for status in {answer.status for answer in one.answers}:
         alike = [answer for answer in one.answers if answer.status == status]
-        told[str(status) if status else "default"] = _response(alike, schemas)
-    return dict(sorted(told.items()))
+        found[str(status) if status else "default"] = _response(alike, schemas)
+    return dict(sorted(found.items()))
 
 
 def _refused(one: Operation) -> set[int]:
@@ -273,16 +264,16 @@ def _name(one: Operation, status: int) -> str:
 
 
 def _refusal(one: Operation, status: int) -> Answer:
-    type_ = _at_the_door(one) if status in _BY_PARSER else one.error
+    type_ = _early_error(one) if status in _BY_PARSER else one.error
     headers = _REFUSED_HEADERS.get(status, ())
     return Answer(status, _REFUSED[status], type_, headers=headers)
 
 
 def _response(answers: Sequence[Answer], schemas: Schemas) -> Json:
     headers = {header.name: header for answer in answers for header in answer.headers}
-    shown: Json = {"description": " ".join(answer.says for answer in answers)}
+    found: Json = {"description": " ".join(answer.says for answer in answers)}
     if headers:
-        shown["headers"] = {
+        found["headers"] = {
             name: {
                 "description": header.says,
                 "required": header.is_sure and all(header in one.headers for one in answers),
@@ -291,38 +282,38 @@ def _response(answers: Sequence[Answer], schemas: Schemas) -> Json:
             for name, header in headers.items()
         }
     if content := {answer.media: _media(answer, schemas) for answer in answers if answer.media}:
-        shown["content"] = content
-    return shown
+        found["content"] = content
+    return found
 
 
 def _media(answer: Answer, schemas: Schemas) -> Json:
     if answer.type is None:
         return {} if answer.media == ANYTHING else {"schema": {"type": "string"}}
-    schema = schemas.told(answer.type)
+    schema = schemas.output(answer.type)
     if answer.media != STREAM:
         return {"schema": schema}
     data: Json = {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
     if answer.last is not None:
         data = {"anyOf": [{"const": answer.last}, data]}
     event = {"type": "object", "required": ["data"], "properties": {"data": data}}
-    return {"schema": {**event, "description": "Of each event."}}
+    return {"schema": {**event, "description": "An event of the stream."}}
 
 
 # -- AsyncAPI
 
-_ABOUT_SOCKET = """JSON-RPC 2.0: a text frame holds one message, or a batch of them as an array.
-Requests of one connection start in the order in which they came; a slow one does not hold up the others.
-A request without `id` is not answered. What is told may get more fields in later versions."""
-_ENTRY = """By the header `Authorization: Bearer TOKEN` of the handshake, or by a first request `auth`;
-anything else before it is answered with -32001 and closed with 4401. Without any token configured, programs
-on the same machine are let in as they are. A handshake with a foreign `Origin` or `Host` is answered with
-HTTP 403, too many with 503."""
+_ABOUT_SOCKET = """JSON-RPC 2.0: a text frame holds one message, or a batch of messages as an array.
+The requests of a connection start in the order of their frames; a slow request does not delay the others.
+A request without `id` gets no answer. Later versions may add fields to answers and events."""
+_ENTRY = """Authenticate with the header `Authorization: Bearer TOKEN` of the handshake, or with a first request
+`auth`; any other request before it is answered with -32001, and the socket is closed with 4401. If no token is
+configured, programs on the same machine need none. A handshake whose `Origin` or `Host` is not allowed is answered
+with HTTP 403; one beyond the limit of connections with 503."""
 _CLOSES = """Close codes: 4401 not authenticated, or no longer; 4408 too slow (to authenticate, or to read
-what is sent: go on with `chat.resume`); 4409 a frame that is too large; 4429 too many failed attempts;
-1012 the gateway stops or restarts; 1002, 1003 and 1007 as RFC 6455 has them."""
+messages: continue with `chat.resume`); 4409 the frame is too large; 4429 too many failed attempts or
+unauthenticated connections; 1012 the gateway stops or restarts; 1002, 1003 and 1007 as in RFC 6455."""
 _EVENTS: Mapping[str, tuple[str, Any]] = {
-    "chat.event": ("A piece of a run; its last one is its only `done` or `error`.", RunEvent),
-    "event": ("Events for subscribers of `events.subscribe`.", Event),
+    "chat.event": ("A chunk of a run; the last one is its only `done` or `error`.", RunEvent),
+    "event": ("An event for subscribers of `events.subscribe`.", Event),
 }
 _SOCKET = "#/channels/socket"
 _VERSION = {"const": "2.0"}
@@ -330,32 +321,34 @@ _ID = {"type": ["string", "number", "null"], "maxLength": MAX_ID}
 
 
 def asyncapi(methods: Sequence[Method], version: str) -> Json:
-    """Takes a tenth of a second."""
-    asked = [AUTH, *methods]
+    """Returns the AsyncAPI document. Takes a tenth of a second."""
+    methods = [AUTH, *methods]
     events = [type_ for _, type_ in _EVENTS.values()]
-    told = [*events, ErrorObject, *(one.result for one in asked)]
-    schemas = schemas_of(told=told, read=[one.params for one in asked])
+    outputs = [*events, ErrorObject, *(one.result for one in methods)]
+    schemas = schemas_of(outputs=outputs, inputs=[one.params for one in methods])
     components = dict(schemas.components)
-    inside = [_place(schemas.read(one.params)) for one in asked]
+    inside = [_place(schemas.input(one.params)) for one in methods]
     forms = {name: components.pop(name) for name in set(inside)}
-    messages = {
-        "error": _message("A refusal.", _envelope("id", error=_error(schemas.told(ErrorObject)))),
-    }
+    error = _envelope("id", error=_error(schemas.output(ErrorObject)))
+    messages = {"error": _message("An error.", error)}
     for name, (summary, type_) in _EVENTS.items():
-        payload = _envelope(method={"const": name}, params=schemas.told(type_))
+        payload = _envelope(method={"const": name}, params=schemas.output(type_))
         messages[name] = _message(summary, payload)
-    for one, form in zip(asked, inside, strict=True):
+    for one, form in zip(methods, inside, strict=True):
         messages[one.name] = _request(one, forms[form])
-        result = _envelope("id", result=schemas.told(one.result))
-        messages[f"{one.name}.result"] = _message(f"What comes of `{one.name}`.", result)
+        result = _envelope("id", result=schemas.output(one.result))
+        messages[f"{one.name}.result"] = _message(f"The result of `{one.name}`.", result)
     return {
         "asyncapi": "3.1.0",
         "info": {"title": "exogate", "version": version, "description": _ABOUT_SOCKET},
         "defaultContentType": "application/json",
         "servers": {"gateway": _SERVER},
-        "channels": {"socket": _channel(_told_apart(messages))},
-        "operations": _operations(asked),
-        "components": {"schemas": _told_apart(components), "securitySchemes": _SECURITY},
+        "channels": {"socket": _channel(_without_discriminators(messages))},
+        "operations": _operations(methods),
+        "components": {
+            "schemas": _without_discriminators(components),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
@@ -366,7 +359,6 @@ _SERVER: Json = {
     "variables": {"address": {"default": "127.0.0.1:7200", "description": "Host and port."}},
     "security": [{"$ref": "#/components/securitySchemes/token"}],
 }
-_SECURITY: Json = {"token": {"type": "http", "scheme": "bearer"}}
 
 
 def _channel(messages: Json) -> Json:
@@ -378,7 +370,7 @@ def _channel(messages: Json) -> Json:
     }
 
 
-def _operations(asked: Sequence[Method]) -> Json:
+def _operations(methods: Sequence[Method]) -> Json:
     events = {
         name: {
             "action": "send",
@@ -388,18 +380,17 @@ def _operations(asked: Sequence[Method]) -> Json:
         }
         for name, (summary, _) in _EVENTS.items()
     }
-    return {one.name: _operation(one) for one in asked} | events
+    return {one.name: _operation(one) for one in methods} | events
 
 
 def _operation(one: Method) -> Json:
     scopes = " or ".join(f"`{scope}`" for scope in one.scope or ())
+    needs = f"Needs the scope {scopes}, or `admin`." if scopes else "Needs no scope."
     return {
         "action": "receive",
         "channel": {"$ref": _SOCKET},
         "summary": one.help,
-        "description": f"Needs the scope {scopes}; `admin` will do."
-        if scopes
-        else "Needs no scope.",
+        "description": needs,
         "tags": [{"name": one.name.partition(".")[0]}],
         "messages": [_message_ref(one.name)],
         "reply": {
@@ -424,18 +415,18 @@ def _request(one: Method, form: Json) -> Json:
     payload["additionalProperties"] = False
     if not form.get("required"):
         payload["required"].remove("params")
-    told = _message(one.help, payload)
-    return {**told, "correlationId": {"location": "$message.payload#/id"}}
+    correlation = {"location": "$message.payload#/id"}
+    return {**_message(one.help, payload), "correlationId": correlation}
 
 
 def _envelope(*ids: str, **members: Json) -> Json:
-    """With all members required."""
+    """Returns the schema of a JSON-RPC message with all members required."""
     properties = {"jsonrpc": _VERSION, **dict.fromkeys(ids, _ID), **members}
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def _error(data: Json) -> Json:
-    """Each code with the types that it comes with."""
+    """Returns the schema of an error, with the types of each code."""
     types: dict[int, set[str]] = {}
     for failure in (*FAILURES.values(), INTERNAL):
         types.setdefault(failure.rpc, set()).add(failure.type)
@@ -459,15 +450,15 @@ def _place(reference: Json) -> str:
     return str(reference["$ref"]).removeprefix(PLACE.partition("{")[0])
 
 
-def _told_apart(value: Any) -> Any:
-    """Without OpenAPI's discriminators: here they would mean something else, and the constants in
-    the schemas say the same."""
+def _without_discriminators(value: Any) -> Any:
+    """Removes OpenAPI's discriminators: AsyncAPI gives them another meaning, and the constants in the schemas already
+    tell the types apart."""
     if isinstance(value, list):
-        return [_told_apart(one) for one in value]
+        return [_without_discriminators(one) for one in value]
     if not isinstance(value, Mapping):
         return value
     return {
-        name: _told_apart(one)
+        name: _without_discriminators(one)
         for name, one in value.items()
         if not (name == "discriminator" and isinstance(one, Mapping) and "propertyName" in one)
     }

@@ -1,68 +1,57 @@
-"""`/healthz` says that the process answers, `/readyz` whether it should be sent work, and why not."""
+"""Readiness: `/healthz` shows that the process answers, `/readyz` whether it accepts work, and why not."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from gateway.api.http import NotReady, ReadyForWork
 from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ports import Clock
 from gateway.web.responses import json_response
 
-Ready = Callable[[], Awaitable[Sequence[str]]]  # the reasons against it; none: ready
+Ready = Callable[[], Awaitable[Sequence[str]]]  # the reasons why not; none means ready
 RETRY_AFTER_S = "2"
-PROBE_EVERY_S = 5.0  # if nobody asks
-KNOWN_S = 0.25  # so long a probe counts that found nothing
-AGAIN_S = 1.0  # so long one that failed
-STALE_S = 30.0  # a store that was silent for so long may be silent for ever
+PROBE_EVERY_S = 5.0  # without requests for readiness
+KNOWN_S = 0.25  # a successful probe is valid for this long
+AGAIN_S = 1.0  # a failed probe is valid for this long
+STALE_S = 30.0  # after so long without an answer the store counts as dead
 SLOW_S = 0.5  # a store that takes longer cannot commit now
-SILENT = "the store does not answer: look at its server or its disk, or for a program that locks it"
+SILENT = "the store does not answer: check its server, its disk and programs that may lock it"
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """ASGI: answers once the store was looked at."""
-
-    ready: Ready
-    tells_why: bool
-    degraded: Callable[[], Sequence[str]] = tuple
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reasons = await self.ready()
-        if reasons:
-            told = list(reasons) if self.tells_why else None
-            why = NotReady(status="not_ready", reasons=told)
-            response = json_response(why, 503, {"retry-after": RETRY_AFTER_S})
-        else:
-            degraded = list(self.degraded()) or None
-            response = json_response(ReadyForWork(status="ready", degraded=degraded))
-        await response(scope, receive, send)
+async def answer_readiness(
+    ready: Ready, degraded: Callable[[], Sequence[str]], *, shows_reasons: bool
+) -> Response:
+    """Returns the answer of `/readyz`."""
+    if reasons := await ready():
+        answer = NotReady(status="not_ready", reasons=list(reasons) if shows_reasons else None)
+        return json_response(answer, 503, {"retry-after": RETRY_AFTER_S})
+    return json_response(ReadyForWork(status="ready", degraded=list(degraded()) or None))
 
 
 @dataclass(slots=True)
 class Health:
-    """The reasons against sending work; without any the gateway is ready."""
+    """The reasons why the gateway accepts no work; it is ready without any."""
 
     starting: bool = True
     draining: bool = False
     store: str | None = None
-    degraded: Callable[[], Sequence[str]] = tuple  # what does not work, and keeps no work away
 
     def reasons(self) -> Sequence[str]:
-        said = (
+        reasons = (
             "the gateway is starting" if self.starting else None,
             "the gateway is draining before it stops" if self.draining else None,
             self.store,
         )
-        return [reason for reason in said if reason is not None]
+        return [reason for reason in reasons if reason is not None]
 
 
 @dataclass(slots=True)
 class StoreWatch:
-    """Keeps `Health.store` true. A message costs nothing: the store is probed every few seconds, and
-    when somebody asks for readiness."""
+    """Keeps `Health.store` up to date. It probes the store every few seconds and on requests for readiness, so a
+    message costs nothing."""
 
     probe: Callable[[], Awaitable[None]]
     clock: Clock
@@ -81,7 +70,7 @@ class StoreWatch:
                 await self.probe()
                 self.health.store = None
             except StoreLost:
-                raise  # accepted messages are safe; a new start finds out which answers are
+                raise  # accepted messages are safe; the next start finds out which answers are
             except StoreUnavailable as error:
                 self.health.store = str(error)
             self._probed_at = self.clock.monotonic()
@@ -89,11 +78,11 @@ class StoreWatch:
             self._probed = anyio.Event()
 
     def is_alive(self) -> bool:
-        """Whether the store, however it is, answered not long ago."""
+        """True if the store answered lately, with success or failure."""
         return self.clock.monotonic() - self._probed_at < STALE_S
 
     async def reasons(self) -> Sequence[str]:
-        """Those of `Health`, with what the store can do now."""
+        """Returns the reasons of `Health`, after a probe of the store if the latest one is too old."""
         known_s = KNOWN_S if self.health.store is None else AGAIN_S
         if self.clock.monotonic() - self._probed_at > known_s:
             self._asked.set()

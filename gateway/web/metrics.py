@@ -1,7 +1,7 @@
-"""GET /metrics: what was spent and what is running, in the text format of Prometheus.
+"""GET /metrics: spending and activity in the text format of Prometheus.
 
-Written by hand: the format is a few lines. With the official client an observation costs five times as much, and a
-scrape ten times.
+The format is written by hand, as it is a few lines. With the official client an observation costs five times as much,
+and a scrape ten times.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from gateway.domain.ports import Outbox
 from gateway.sessions.intake import Front
 from gateway.web.asgi import Described, principal_of
 from gateway.web.identity import has_scope
-from gateway.web.operating import DEAD, WAITING, held
+from gateway.web.operating import DEAD, WAITING, count_deliveries
 
 FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -36,66 +36,48 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 class Metrics:
     front: Front
     refusals: Mapping[str, int]  # by scope
-    budgets: Callable[[], Awaitable[Sequence[BudgetRow]]]  # rows as in budget.status
-    ready: Callable[[], Sequence[str]]  # as it was found last
+    budgets: Callable[[], Awaitable[Sequence[BudgetRow]]]  # rows of budget.status
+    ready: Callable[[], Sequence[str]]  # reasons found by the latest probe
     version: str
     channels: "ChannelFigures"
     mcp: McpServers
     figures: Figures
     connections: Callable[[], int]
-    dropped: Callable[[], Mapping[str, int]]  # what was lost of logs and traces, by its metric
-    measure: Callable[[], Awaitable[None]]  # what is looked up for a scrape
+    dropped: Callable[[], Mapping[str, int]]  # lost log records and spans, by metric
+    measure: Callable[[], Awaitable[None]]  # updates the figures that are read for a scrape
 
     def routes(self) -> Sequence[Described]:
-        return (Described(METRICS, self.told),)
+        return (Described(METRICS, self.answer),)
 
-    async def told(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         principal = principal_of(request)
         if not has_scope(principal, "metrics") or principal.agents is not None:
-            raise Forbidden("metrics need the scope 'metrics', for all agents")
+            raise Forbidden("metrics need the scope 'metrics' and a token for all agents")
         return Response(await self.text(), headers={"content-type": FORMAT})
 
     async def text(self) -> str:
         intake, stored = self.front.intake, list[str]()
         await self.measure()
-        with suppress(StoreUnavailable):  # a scrape says that it is away
+        with suppress(StoreUnavailable):  # `ready` shows that the store is away
             stored = await self._stored()
         version = [({"version": self.version}, 1)]
         refusals = [({"scope": scope}, count) for scope, count in sorted(self.refusals.items())]
+        dropped = {**self.dropped(), "metrics_series_dropped_total": self.figures.quota.dropped}
         families = (
             _family("info", "gauge", "Version of the gateway", version),
             _family("build_info", "gauge", "The same under its usual name", version),
-            _family(
-                "ready", "gauge", "1 if the gateway accepts work", [({}, int(not self.ready()))]
+            _one("ready", "gauge", "1 if the gateway accepts work", int(not self.ready())),
+            _one(
+                "messages_pending", "gauge", "Accepted messages without an answer", intake.pending
             ),
-            _family(
-                "messages_pending",
-                "gauge",
-                "Accepted messages without an answer",
-                [({}, intake.pending)],
-            ),
-            _family("runs_working", "gauge", "Running turns", [({}, intake.lanes.working)]),
-            _family("connections", "gauge", "Open WebSockets", [({}, self.connections())]),
+            _one("runs_working", "gauge", "Running turns", intake.lanes.working),
+            _one("connections", "gauge", "Open WebSockets", self.connections()),
             *map(_counted, self.figures.families()),
-            _family(
-                "budget_refusals_total",
-                "counter",
-                "Requests refused because a budget is spent",
-                refusals,
-            ),
+            _family("budget_refusals_total", "counter", REFUSED_BY_BUDGET, refusals),
             *self.channels.traffic(),
             *stored,
             *_mcp_figures(self.mcp),
-            *(
-                _family(name, "counter", DROPPED[name], [({}, count)])
-                for name, count in self.dropped().items()
-            ),
-            _family(
-                "metrics_series_dropped_total",
-                "counter",
-                "Observations of more series than are kept",
-                [({}, self.figures.quota.dropped)],
-            ),
+            *(_one(name, "counter", DROPPED[name], count) for name, count in dropped.items()),
         )
         return "".join(families)
 
@@ -104,20 +86,23 @@ class Metrics:
         rows, count = await self.budgets(), await self.front.sessions.count_sessions()
         return [
             _family("sessions", "gauge", "Stored sessions", [({}, count)]),
-            *(_family(f"budget_{name}", "gauge", said, _of(rows, name)) for name, said in BUDGET),
+            *(
+                _family(f"budget_{name}", "gauge", help_text, _of(rows, name))
+                for name, help_text in BUDGET
+            ),
             *await self.channels.deliveries(),
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelFigures:
-    """The counts are since the start, by channel and another word."""
+    """The figures of channels: counts since the start, by channel and outcome or reason."""
 
     statuses: Callable[[], Sequence[ChannelStatus]]
     letters: Outbox
-    taken: Mapping[tuple[str, str], int]  # by what became of a message
-    ignored: Mapping[tuple[str, str], int]  # by why
-    delivered: Mapping[tuple[str, str], int]  # by what became of an attempt
+    taken: Mapping[tuple[str, str], int]  # received messages by outcome
+    ignored: Mapping[tuple[str, str], int]  # by reason
+    delivered: Mapping[tuple[str, str], int]  # delivery attempts by outcome
 
     def traffic(self) -> Sequence[str]:
         statuses = self.statuses()
@@ -129,35 +114,22 @@ class ChannelFigures:
         refused = Counter(self.ignored)
         for one in statuses:
             refused.update({(one.name, why): count for why, count in one.refused.items()})
+        received, ignored = _by(self.taken, "outcome"), _by(refused, "why")
         return (
             _family("channel_up", "gauge", "1 if the channel works in this direction", ups),
-            _family(
-                "channel_messages_total", "counter", "Messages received", _by(self.taken, "outcome")
-            ),
-            _family(
-                "channel_refused_total",
-                "counter",
-                "Messages refused or ignored",
-                _by(refused, "why"),
-            ),
+            _family("channel_messages_total", "counter", "Messages received", received),
+            _family("channel_refused_total", "counter", "Messages refused or ignored", ignored),
         )
 
     async def deliveries(self) -> Sequence[str]:
         tally = await self.letters.tally()
-        waiting, dead = (
-            [
-                ({"channel": channel}, count)
-                for channel, count in sorted(held(tally, states).items())
-            ]
-            for states in (WAITING, DEAD)
-        )
-        pending: list[Sample] = [({}, sum(count for _, count in waiting))]
-        ended = _by(self.delivered, "state")
+        waiting, dead = count_deliveries(tally, WAITING), count_deliveries(tally, DEAD)
+        all_waiting, ended = waiting.total(), _by(self.delivered, "state")
         return (
             _family("deliveries_total", "counter", "Delivery attempts by outcome", ended),
-            _family("deliveries_waiting", "gauge", "Deliveries not sent yet", waiting),
-            _family("outbox_pending", "gauge", "Deliveries not sent yet, of all channels", pending),
-            _family("dead_letters", "gauge", "Dead letters", dead),
+            _family("deliveries_waiting", "gauge", NOT_SENT, _by_channel(waiting)),
+            _one("outbox_pending", "gauge", f"{NOT_SENT}, of all channels", all_waiting),
+            _family("dead_letters", "gauge", "Dead letters", _by_channel(dead)),
         )
 
 
@@ -170,11 +142,17 @@ def _mcp_figures(mcp: McpServers) -> Sequence[str]:
     )
 
 
+NOT_SENT = "Deliveries not sent yet"
+REFUSED_BY_BUDGET = "Requests refused because a budget is spent"
 BUDGET = (
     ("limit", "Limit of the budget, if one is set"),
     ("used", "Used in the current period"),
     ("reserved", "Reserved for running calls"),
 )
+
+
+def _by_channel(counts: Mapping[str, int]) -> Sequence[Sample]:
+    return [({"channel": channel}, count) for channel, count in sorted(counts.items())]
 
 
 def _by(counts: Mapping[tuple[str, str], int], label: str, of: str = "channel") -> Iterable[Sample]:
@@ -190,8 +168,9 @@ def _of(rows: Sequence[BudgetRow], name: str) -> Iterable[Sample]:
 
 
 DROPPED = {
-    "log_records_dropped_total": "Log records that nobody could write in time",
+    "log_records_dropped_total": "Log records dropped because the queue was full",
     "trace_spans_dropped_total": "Spans that did not reach the collector",
+    "metrics_series_dropped_total": "Observations dropped because too many series exist",
 }
 
 
@@ -213,10 +192,14 @@ def _counted(one: Series | Histogram) -> str:
     return "".join(lines)
 
 
-def _family(name: str, kind: str, said: str, samples: Iterable[Sample]) -> str:
+def _one(name: str, kind: str, help_text: str, value: float) -> str:
+    return _family(name, kind, help_text, [({}, value)])
+
+
+def _family(name: str, kind: str, help_text: str, samples: Iterable[Sample]) -> str:
     name = f"exogate_{name}"
     lines = [f"{name}{_shown(labels)} {value}\n" for labels, value in samples]
-    return "".join([f"# HELP {name} {said}\n# TYPE {name} {kind}\n", *lines])
+    return "".join([f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n", *lines])
 
 
 def _shown(labels: Labels) -> str:

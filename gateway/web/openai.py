@@ -1,4 +1,4 @@
-"""/v1: agents for clients that speak as to OpenAI; what an agent does with its tools stays inside."""
+"""/v1: agents for clients of OpenAI's API. The tool calls of an agent are not shown to them."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,9 +28,10 @@ from gateway.web.responses import OpenAiFailure, encode, json_response
 from gateway.web.rpc import Run, read_body
 
 MOST_TEXT = 400_000  # characters of a question, and of instructions
-WHOLE_REASONS = frozenset({"answered", "cancelled", "superseded", "merged"})  # no limit was reached
-# Before one of these it is not known whether there is an answer to begin.
-TELLING = frozenset({"content", "thinking", "tool_call", "done", "error"})
+COMPLETE = frozenset({"answered", "cancelled", "superseded", "merged"})  # no limit was reached
+DECISIVE = frozenset(
+    {"content", "thinking", "tool_call", "done", "error"}
+)  # show if there is an answer
 
 
 class NoSuchModel(NotFound):
@@ -38,7 +39,7 @@ class NoSuchModel(NotFound):
 
 
 class BadParam(InvalidRequest):
-    """It is understood, but cannot be had."""
+    """A parameter whose value is valid, but not supported."""
 
     code = "unsupported_value"
 
@@ -47,67 +48,62 @@ class BadParam(InvalidRequest):
         self.param = param
 
 
-_OWN_TOOLS = "the agent has its own tools, which run here; leave it out"
-_NOT_TAKEN = "is not taken here; leave it out"
+_OWN_TOOLS = "the agent has its own tools, which the gateway runs; leave it out"
+_NOT_SUPPORTED = "is not supported; leave it out"
 
 
-def refuse_unsupported(asked: api.Completion) -> None:
-    """Raises BadParam for what changes an answer, and would not."""
-    form = asked.response_format
+def refuse_unsupported(body: api.Completion) -> None:
+    """Raises BadParam for a parameter that would change the answer, but is not supported."""
+    form = body.response_format
     is_text = form is None or (isinstance(form, dict) and form.get("type") == "text")
-    is_one = asked.n is None or (asked.n == 1 and asked.n is not True)
-    fine = {
-        "tools": (_is_nothing(asked.tools), _OWN_TOOLS),
-        "functions": (_is_nothing(asked.functions), _OWN_TOOLS),
-        "n": (is_one, "there is one answer to a request"),
-        "response_format": (is_text, "only text is answered"),
-        "stop": (_is_nothing(asked.stop), _NOT_TAKEN),
-        "logprobs": (asked.logprobs is None or asked.logprobs is False, _NOT_TAKEN),
-        "audio": (asked.audio is None, _NOT_TAKEN),
+    is_one = body.n is None or (body.n == 1 and body.n is not True)
+    checks = {
+        "tools": (body.tools in (None, []), _OWN_TOOLS),
+        "functions": (body.functions in (None, []), _OWN_TOOLS),
+        "n": (is_one, "a request gets one answer"),
+        "response_format": (is_text, "answers are text only"),
+        "stop": (body.stop in (None, []), _NOT_SUPPORTED),
+        "logprobs": (body.logprobs is None or body.logprobs is False, _NOT_SUPPORTED),
+        "audio": (body.audio is None, _NOT_SUPPORTED),
     }
-    for param, (is_fine, why) in fine.items():
-        if not is_fine:
+    for param, (is_supported, why) in checks.items():
+        if not is_supported:
             raise BadParam(param, why)
 
 
-def _is_nothing(asked: object) -> bool:
-    return asked is None or asked == []
-
-
-def question_of(asked: api.Completion) -> str:
-    """The last message. Raises BadParam."""
-    last, param = asked.messages[-1], f"messages.{len(asked.messages) - 1}"
+def question_of(body: api.Completion) -> str:
+    """Returns the text of the last message. Raises BadParam."""
+    last, param = body.messages[-1], f"messages.{len(body.messages) - 1}"
     if last.role != "user":
-        raise BadParam(param, "the last message has to be the user's")
+        raise BadParam(param, "the last message must have the role user")
     if not last.text.strip() or len(last.text) > MOST_TEXT:
-        raise BadParam(f"{param}.content", f"has to hold 1 to {MOST_TEXT} characters")
+        raise BadParam(f"{param}.content", f"must have 1 to {MOST_TEXT} characters")
     return last.text
 
 
-def instructions_of(asked: api.Completion) -> str:
-    """Raises BadParam for more of them than a question may hold: they are never left out."""
-    told = (said.text for said in asked.messages if said.role in {"system", "developer"})
-    together = "\n\n".join(text for text in told if text)
+def instructions_of(body: api.Completion) -> str:
+    """Joins the system messages. Raises BadParam if they are too long, as none of them may be left out."""
+    texts = (one.text for one in body.messages if one.role in {"system", "developer"})
+    together = "\n\n".join(text for text in texts if text)
     if len(together) > MOST_TEXT:
         raise BadParam("messages", f"system messages hold at most {MOST_TEXT} characters together")
     return together
 
 
-def earlier_of(asked: api.Completion) -> Sequence[Message]:
-    """What was said before the last message. Raises BadParam unless every call has its result, right
-    after it."""
-    said: list[Message] = []
-    waiting: dict[str, str] = {}  # the names of calls by their ids
-    for place, one in enumerate(asked.messages):
+def earlier_of(body: api.Completion) -> Sequence[Message]:
+    """Returns the messages before the last one. Raises BadParam unless the result of every call follows it."""
+    messages: list[Message] = []
+    waiting: dict[str, str] = {}  # the names of calls without a result, by id
+    for place, one in enumerate(body.messages):
         param = f"messages.{place}"
         if one.role == "tool":
-            said.append(_result(one, waiting, param))
+            messages.append(_result(one, waiting, param))
         elif one.role in {"user", "assistant"}:
             if waiting:
                 raise BadParam(param, f"the call {min(waiting)[:64]!r} before it has no result")
-            said.append(_message(one, param))
-            waiting = {call.id: call.name for call in said[-1].tool_calls}
-    return [one for one in said[:-1] if one.text or one.tool_calls or one.result]
+            messages.append(_message(one, param))
+            waiting = {call.id: call.name for call in messages[-1].tool_calls}
+    return [one for one in messages[:-1] if one.text or one.tool_calls or one.result]
 
 
 def _message(one: api.Said, param: str) -> Message:
@@ -125,30 +121,29 @@ def _message(one: api.Said, param: str) -> Message:
 def _result(one: api.Said, waiting: dict[str, str], param: str) -> Message:
     call_id = one.tool_call_id or ""
     if call_id not in waiting:
-        raise BadParam(f"{param}.tool_call_id", "there is no call with that id right before it")
+        raise BadParam(f"{param}.tool_call_id", "no call with that id stands right before it")
     return Message("tool", result=ToolResult(call_id, waiting.pop(call_id), one.text))
 
 
 @dataclass(slots=True)
 class AnswerText:
-    """What a caller has been told of a run so far. `said`, put together, is the answer, whether it
-    is told in pieces or whole."""
+    """The answer of a run so far. Its pieces together are the answer, whether it is streamed or whole."""
 
-    said: list[str] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
     sent: int = 0
     received: int = 0
     end: Mapping[str, Any] | None = None
-    _is_apart: bool = False
+    _is_paragraph: bool = False  # the next piece begins a paragraph
 
-    def take(self, event: Mapping[str, Any]) -> Sequence[api.Delta]:
-        """The deltas that an event is worth."""
+    def add(self, event: Mapping[str, Any]) -> Sequence[api.Delta]:
+        """Adds an event of the run and returns its deltas."""
         match event["type"]:
             case "content":
                 return [self._delta(event["content"])]
             case "thinking":
                 return [api.Delta(reasoning_content=event["content"])]
             case "tool_result":
-                self._is_apart = True
+                self._is_paragraph = True
             case "usage":
                 self.sent += event["input_tokens"]
                 self.received += event["output_tokens"]
@@ -158,30 +153,30 @@ class AnswerText:
         return []
 
     def _delta(self, text: str) -> api.Delta:
-        if self._is_apart and self.said:
+        if self._is_paragraph and self.pieces:
             text = f"\n\n{text}"
-        self._is_apart = False
-        self.said.append(text)
+        self._is_paragraph = False
+        self.pieces.append(text)
         return api.Delta(content=text)
 
     def _rest(self, end: Mapping[str, Any]) -> Sequence[api.Delta]:
-        """What stands in the answer and was not told in pieces, as the words of a limit."""
+        """Returns the part of the response that was not streamed, such as the message of a limit."""
         response = end.get("response", "")
         if end.get("truncated") or self.text.endswith(response):
             return []
-        self._is_apart = True
+        self._is_paragraph = True
         return [self._delta(response)]
 
     @property
     def text(self) -> str:
-        return "".join(self.said)
+        return "".join(self.pieces)
 
     @property
     def finish(self) -> api.FinishReason:
         end = self.end or {}
         if end.get("filtered"):
             return "content_filter"
-        return "length" if end.get("cut") or end.get("reason") not in WHOLE_REASONS else "stop"
+        return "length" if end.get("cut") or end.get("reason") not in COMPLETE else "stop"
 
     @property
     def is_too_late(self) -> bool:
@@ -220,17 +215,16 @@ class OpenAiApi:
 
     async def complete(self, request: Request) -> Response:
         principal = require_scope(request, "chatting", "chat")
-        asked = read_body(api.Completion, await request.body(), "a model and messages")
-        refuse_unsupported(asked)
-        agent, key = self._agent(principal, asked.model), parse_idempotency_key(request)
-        session, trace = map(request.headers.get, ("x-exogate-session", "traceparent"))
-        if session is None:
-            run: Run = self._begun(asked, agent, principal, key, trace=trace)
-        else:
-            run = await self._said(asked, principal, session, key, trace=trace)
-        is_nobodys = session is None and key is None
-        nobodys = run if is_nobodys and isinstance(run, LiveRun) else None
-        return await _Answering(self, run, asked, nobodys).answer(request)
+        body = read_body(api.Completion, await request.body(), "a model and messages")
+        refuse_unsupported(body)
+        agent, key = self._agent(principal, body.model), parse_idempotency_key(request)
+        if "x-exogate-session" in request.headers:
+            stored = await self._accept(request, body, principal)
+            return await _CompletionAnswer(self, stored, body).answer(request)
+        run = self._begin(request, body, agent, principal)
+        return await _CompletionAnswer(self, run, body, run if key is None else None).answer(
+            request
+        )
 
     def _reaches(self, principal: Principal, agent: AgentDef) -> bool:
         try:
@@ -240,7 +234,7 @@ class OpenAiApi:
         return can_use(principal, agent.id)
 
     def _agent(self, principal: Principal, name: str) -> AgentDef:
-        """One that is out of reach and one that is not there are alike: NoSuchModel."""
+        """Returns an agent. Raises NoSuchModel if there is none or the principal does not reach it."""
         for agent in self.front.agents.values():
             if agent.id == name and self._reaches(principal, agent):
                 return agent
@@ -249,63 +243,52 @@ class OpenAiApi:
     def _shown(self, agent: AgentDef) -> api.Model:
         return api.Model(id=agent.id, created=self.started)
 
-    def _begun(
-        self,
-        asked: api.Completion,
-        agent: AgentDef,
-        principal: Principal,
-        key: str | None,
-        *,
-        trace: str | None,
+    def _begin(
+        self, request: Request, body: api.Completion, agent: AgentDef, principal: Principal
     ) -> LiveRun:
-        text, digest = question_of(asked), ""
+        """Starts a run that is not stored. Raises BadParam."""
+        key = parse_idempotency_key(request)
+        text, digest = question_of(body), ""
         if key is not None:
-            same = differing(asked)
+            same = differing(body)
             same = {name: same[name] for name in same if name not in {"stream", "stream_options"}}
             digest = sha256(encode(same)).hexdigest()
         question = Question(
             agent,
             principal.name,
             text,
-            earlier_of(asked),
-            instructions_of(asked),
-            temperature=asked.temperature,
-            max_tokens=asked.most_tokens,
+            earlier_of(body),
+            instructions_of(body),
+            temperature=body.temperature,
+            max_tokens=body.most_tokens,
             key=key,
             fingerprint=digest,
-            traceparent=trace,
+            traceparent=request.headers.get("traceparent"),
         )
         return self.stateless.begin(question)
 
-    async def _said(
-        self,
-        asked: api.Completion,
-        principal: Principal,
-        session: str,
-        key: str | None,
-        *,
-        trace: str | None,
-    ) -> Run:
-        """In a conversation of ours, where what was said before is known."""
+    async def _accept(self, request: Request, body: api.Completion, principal: Principal) -> Run:
+        """Accepts the question in a stored conversation, which has its earlier messages. Raises BadParam."""
+        session = request.headers["x-exogate-session"]
         if not 0 < len(session) <= 256:
             raise InvalidRequest("X-Exogate-Session must have 1 to 256 characters")
         for param in ("temperature", "max_tokens", "max_completion_tokens"):
-            if getattr(asked, param) is not None:
-                raise BadParam(param, "in a conversation kept here it is the agent's; leave it out")
-        text = question_of(asked)
+            if getattr(body, param) is not None:
+                raise BadParam(param, "the agent sets it in a stored conversation; leave it out")
+        text = question_of(body)
         inbound = Inbound(
             address=Address(CHANNEL, principal.name, session),
             content=text,
-            key=key,
-            fingerprint=encode([asked.model, session, text]).decode(),
-            requested_agent=asked.model,
-            traceparent=trace,
+            key=parse_idempotency_key(request),
+            fingerprint=encode([body.model, session, text]).decode(),
+            requested_agent=body.model,
+            traceparent=request.headers.get("traceparent"),
         )
         accepted = await self.front.intake.accept(inbound)
         return await run_with_log(self.front, accepted.run_id)
 
     async def events(self, run: Run) -> AsyncIterator[Mapping[str, Any]]:
-        """Of the run; and where another one answered its question, of that one."""
+        """Yields the events of a run, or those of the run into which it was merged."""
         async for event in events_of(run):
             value = decode(event)
             assert isinstance(value, dict)
@@ -318,52 +301,46 @@ class OpenAiApi:
 
 
 @dataclass(slots=True)
-class _Answering:
-    """One answer on its way to its caller; `nobodys`: a run to cancel when that one has left."""
+class _CompletionAnswer:
+    """An answer on its way to its caller. The run `abandoned` is cancelled when the caller leaves."""
 
-    door: OpenAiApi
+    v1: OpenAiApi
     run: Run
-    asked: api.Completion
-    nobodys: LiveRun | None
-    telling: AnswerText = field(default_factory=AnswerText)
+    body: api.Completion
+    abandoned: LiveRun | None = None
+    text: AnswerText = field(default_factory=AnswerText)
     deltas: list[api.Delta] = field(default_factory=list)
     is_begun: bool = False
-    _head: bytes = b""
-    _tail: bytes = b""
+    _before: bytes = b""
+    _after: bytes = b""
 
     async def answer(self, request: Request) -> Response:
-        events = self.door.events(self.run)
-        with ExitStack() as left:
-            left.callback(self._let_go)
-            await _unless_left(request, lambda: self._begin(events))
-            left.pop_all()
+        events = self.v1.events(self.run)
+        with ExitStack() as failed_early:
+            failed_early.callback(self._release)
+            await _unless_disconnected(request, lambda: self._begin(events))
+            failed_early.pop_all()
         headers = {"x-exogate-run": self._run_id}
         if not self.is_begun and (failed := self._failure()):
-            if not self.telling.is_too_late:
+            if not self.text.is_too_late:
                 return failed.response(headers)
             late = build(api.LateCompletion, self._whole(), error=failed.error)
             return json_response(late, failed.status, {**headers, **failed.headers})
-        if self.asked.stream:
+        if self.body.stream:
             stream = self._stream(events)
             return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
         return json_response(self._whole(), 200, headers)
 
     def _whole(self) -> api.ChatCompletion:
-        message = api.AnswerMessage(content=self.telling.text, refusal=None)
-        choice = api.Choice(message=message, logprobs=None, finish_reason=self.telling.finish)
-        return api.ChatCompletion(
-            id=f"chatcmpl-{self._run_id}",
-            created=self._created,
-            model=self.asked.model,
-            choices=[choice],
-            usage=self.telling.usage,
-        )
+        message = api.AnswerMessage(content=self.text.text, refusal=None)
+        choice = api.Choice(message=message, logprobs=None, finish_reason=self.text.finish)
+        return build(api.ChatCompletion, self._head(), choices=[choice], usage=self.text.usage)
 
     async def _begin(self, events: AsyncIterator[Mapping[str, Any]]) -> None:
-        """All of it; of a stream until it is known that there is one."""
+        """Reads the whole answer; of a stream, until it is known whether there is an answer."""
         async for event in events:
-            self.deltas += self.telling.take(event)
-            if self.asked.stream and event["type"] in TELLING:
+            self.deltas += self.text.add(event)
+            if self.body.stream and event["type"] in DECISIVE:
                 self.is_begun = event["type"] not in {"done", "error"}
                 return
 
@@ -373,87 +350,75 @@ class _Answering:
             for delta in self.deltas:
                 yield self._chunk(delta)
             async for event in events:
-                for delta in self.telling.take(event):
+                for delta in self.text.add(event):
                     yield self._chunk(delta)
             for line in self._last():
                 yield line
         except GatewayError as error:
             yield self._failed(OpenAiFailure.of_request(error))
         finally:
-            self._let_go()
+            self._release()
 
     def _last(self) -> Iterator[bytes]:
         if failed := self._failure():
             yield self._failed(failed)
             return
-        yield self._chunk(api.Delta(), self.telling.finish)
-        if self._tells_usage:
-            yield b"data: %b\n\n" % self._part(usage=self.telling.usage)
+        yield self._chunk(api.Delta(), self.text.finish)
+        if self._shows_usage:
+            yield b"data: %b\n\n" % self._part(usage=self.text.usage)
         yield b"data: [DONE]\n\n"
 
     def _failure(self) -> OpenAiFailure | None:
-        end = self.telling.end
+        end = self.text.end
         if end is None:
             return OpenAiFailure.of_request(Stopping())
-        if self.telling.is_too_late and not self.is_begun:
+        if self.text.is_too_late and not self.is_begun:
             return OpenAiFailure.of_run({"error_type": "timeout", "message": TOO_LATE}, 504)
         status = STATUS.get(end.get("error_type", ""), 500)
         return OpenAiFailure.of_run(end, status) if end["type"] == "error" else None
 
-    def _let_go(self) -> None:
-        if self.nobodys is not None:
-            self.door.stateless.cancel(self.nobodys)
+    def _release(self) -> None:
+        if self.abandoned is not None:
+            self.v1.stateless.cancel(self.abandoned)
 
     @property
     def _run_id(self) -> str:
-        run = self.run
-        return run.run_id if isinstance(run, LiveRun) else run.entry.new.run_id
+        return self.run.entry.new.run_id
 
     @property
-    def _tells_usage(self) -> bool:
-        options = self.asked.stream_options
+    def _shows_usage(self) -> bool:
+        options = self.body.stream_options
         return options is not None and options.include_usage is True
 
-    @property
-    def _created(self) -> int:
-        run = self.run
-        at = run.entry.new.accepted_at
-        return int(at.timestamp())
+    def _head(self) -> Mapping[str, object]:
+        created = int(self.run.entry.new.accepted_at.timestamp())
+        return {"id": f"chatcmpl-{self._run_id}", "created": created, "model": self.body.model}
 
     def _part(self, **usage: api.CompletionUsage | None) -> bytes:
-        """One that has no choices."""
-        part = build(
-            api.CompletionPart,
-            usage,
-            id=f"chatcmpl-{self._run_id}",
-            created=self._created,
-            model=self.asked.model,
-            choices=[],
-        )
-        return encode(part)
+        """Encodes a part without choices."""
+        return encode(build(api.CompletionPart, usage, self._head(), choices=[]))
 
     def _chunk(self, delta: api.Delta, finish: api.FinishReason | None = None) -> bytes:
-        """What is the same in all parts of a stream is encoded once."""
-        if not self._head:
-            part = self._part(usage=None) if self._tells_usage else self._part()
-            self._head, choices, self._tail = part.partition(b'"choices":[')
-            self._head += choices
-        told = (encode(delta), encode(finish))
-        choice = b'{"index":0,"delta":%b,"logprobs":null,"finish_reason":%b}' % told
-        return b"data: %b%b%b\n\n" % (self._head, choice, self._tail)
+        if not self._before:  # the common bytes of all parts are encoded once
+            part = self._part(usage=None) if self._shows_usage else self._part()
+            self._before, choices, self._after = part.partition(b'"choices":[')
+            self._before += choices
+        inside = (encode(delta), encode(finish))
+        choice = b'{"index":0,"delta":%b,"logprobs":null,"finish_reason":%b}' % inside
+        return b"data: %b%b%b\n\n" % (self._before, choice, self._after)
 
     def _failed(self, failed: OpenAiFailure) -> bytes:
         return b"data: %b\n\n" % encode(api.OpenAiErrorAnswer(error=failed.error))
 
 
-async def _unless_left(request: Request, work: Callable[[], Awaitable[None]]) -> None:
-    """Raises ClientDisconnect if the caller leaves before it is done."""
+async def _unless_disconnected(request: Request, work: Callable[[], Awaitable[None]]) -> None:
+    """Runs `work`. Raises ClientDisconnect if the caller disconnects first."""
     failed: GatewayError | None = None
     is_done = False
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
-            pass  # the body is here already
+            pass  # the body is read already
         group.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group:

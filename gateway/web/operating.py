@@ -1,4 +1,4 @@
-"""audit.*, channel.*, cluster.*, pair.*: what changed authority, how channels fare, who may talk."""
+"""audit.*, backup.*, channel.*, cluster.*, logs.*, pair.*: the methods of operators."""
 
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from gateway.api.errors import InvalidParams
 from gateway.codec import decode
 from gateway.domain.backups import Backup
 from gateway.domain.channels import Approvals, ChannelStatus, Pairing
-from gateway.domain.cluster import ClusterOverview
+from gateway.domain.cluster import ClusterOverview, Member
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import AuditEntry
 from gateway.domain.ids import RunId
@@ -27,7 +27,7 @@ from gateway.domain.ports import Audit, ChannelStore, Clock, Inbox, Outbox
 from gateway.domain.text import moment_ago
 from gateway.web.rpc import Call
 
-LONGEST_TEXT = 4_000  # characters of a letter that are shown
+LONGEST_TEXT = 4_000  # characters shown of a dead letter
 WAITING = frozenset({"pending", "sending"})
 DEAD = frozenset({"unknown", "failed"})
 
@@ -45,14 +45,14 @@ class AuditMethods:
         return api.AuditPage(entries=entries, more=len(found) > params.limit)
 
     async def audit_verify(self, call: Call, params: api.AuditVerify) -> api.AuditVerdict:
-        """Reads all of it, a little at a time. `head` is a hash that was told earlier: an end that
-        was cut off leaves a chain that is whole, but without that hash."""
+        """Reads the whole audit in parts. `head` is a hash that was shown earlier: a chain whose end was cut off is
+        valid, but lacks that hash."""
         last: AuditEntry | None = None
         is_known = params.head is None
         while entries := await self.audit.after(last.seq if last else 0, limit=self.at_once):
             for entry in entries:
                 if not entry.follows(last):
-                    return _verdict(last, f"entry {entry.seq} is not what was written there")
+                    return _verdict(last, f"entry {entry.seq} does not follow the entry before it")
                 last, is_known = entry, is_known or entry.hash == params.head
         return _verdict(last, None if is_known else "no entry has that hash: the end is missing")
 
@@ -64,7 +64,7 @@ def _verdict(last: AuditEntry | None, why: str | None) -> api.AuditVerdict:
 
 @dataclass(frozen=True, slots=True)
 class LogMethods:
-    read: Callable[[LogFilter], Iterable[Line]]  # what the files hold
+    read: Callable[[LogFilter], Iterable[Line]]  # from the log files
     inbox: Inbox
     clock: Clock
 
@@ -90,33 +90,18 @@ class LogMethods:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMethods:
-    overview: Callable[[], Awaitable[ClusterOverview]] | None  # None: nobody shares the store
+    overview: Callable[[], Awaitable[ClusterOverview]] | None  # None if there is no cluster
     clock: Clock
 
     async def cluster_status(self, call: Call, params: Params) -> api.ClusterStatus:
         if self.overview is None:
             return api.ClusterStatus(nodes=[], partitions=[], lag_s=0.0, degraded=[])
         now, found = self.clock.now(), await self.overview()
-        owned = Counter(one.node for one in found.state.leases)
+        owned, pending = Counter(one.node for one in found.state.leases), found.pending.get
         return api.ClusterStatus(
-            nodes=[
-                api.ClusterNodeState(
-                    node=one.presence.node,
-                    seen_at=one.seen_at,
-                    partitions=owned[one.presence.node],
-                    ready=one.presence.is_ready,
-                    config=one.presence.config,
-                )
-                for one in found.state.members
-            ],
+            nodes=[_node(one, owned) for one in found.state.members],
             partitions=[
-                api.PartitionState(
-                    partition=one.lease.partition,
-                    node=one.node,
-                    epoch=one.lease.epoch,
-                    expires_at=one.expires_at,
-                    pending=found.pending.get(one.lease.partition, 0),
-                )
+                build(api.PartitionState, one.lease, one, pending=pending(one.lease.partition, 0))
                 for one in found.state.leases
             ],
             lag_s=round(found.lag_s(now), 3),
@@ -124,19 +109,24 @@ class ClusterMethods:
         )
 
 
+def _node(one: Member, owned: Mapping[str | None, int]) -> api.ClusterNodeState:
+    who, count = one.presence, owned[one.presence.node]
+    return build(api.ClusterNodeState, who, one, partitions=count, ready=who.is_ready)
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelMethods:
     statuses: Callable[[], Sequence[ChannelStatus]]
     letters: Outbox
     events: ChannelStore
-    nudge: Callable[[], None]  # something is to be delivered
+    nudge: Callable[[], None]  # starts pending deliveries
     clock: Clock
     retry_message: Callable[[ReceivedMessage], Awaitable[None]]  # raises Conflict
 
     async def channel_list(self, call: Call, params: Params) -> api.ChannelList:
         tally = await self.letters.tally()
         unread = await self.events.count_unread()
-        pending, dead = held(tally, WAITING), held(tally, DEAD)
+        pending, dead = count_deliveries(tally, WAITING), count_deliveries(tally, DEAD)
         channels = [
             build(
                 api.Channel,
@@ -153,7 +143,7 @@ class ChannelMethods:
         channel, most = params.channel, params.limit
         found = await self.letters.dead_letters(channel, before=params.before, limit=most + 1)
         unread = [] if params.before else await self.events.unread(channel, limit=most)
-        outgoing = held(await self.letters.tally(), DEAD)
+        outgoing = count_deliveries(await self.letters.tally(), DEAD)
         incoming = Counter(await self.events.count_unread())
         counts = [one.total() if channel is None else one[channel] for one in (outgoing, incoming)]
         return api.DeadLetterPage(
@@ -180,15 +170,15 @@ class ChannelMethods:
         return api.LetterSettled(id=params.id, state="dropped")
 
     async def _unread(self, params: api.OfLetter) -> ReceivedMessage | None:
-        """Of those that came in; None: it can only be one that went out. Raises Conflict."""
+        """Finds an incoming message; None if the id can only be that of a delivery. Raises Conflict."""
         found = await self.events.unread(params.channel, platform_id=params.id, limit=2)
         if len(found) > 1:
-            raise Conflict(f"more than one channel has a message {params.id}: name the channel too")
+            raise Conflict(f"several channels have a message {params.id}: name the channel too")
         return found[0] if found else None
 
 
-def held(tally: Mapping[tuple[str, Any], int], states: frozenset[str]) -> Counter[str]:
-    """Deliveries in one of the states, by channel."""
+def count_deliveries(tally: Mapping[tuple[str, Any], int], states: frozenset[str]) -> Counter[str]:
+    """Counts the deliveries in any of the states, by channel."""
     counts = Counter[str]()
     for (channel, state), count in tally.items():
         counts[channel] += count if state in states else 0
@@ -225,11 +215,8 @@ class PairMethods:
             raise InvalidParams("give either code, or channel and person")
         who = (params.channel, params.account, params.person)
         denied = await self.approvals.turn_away(*who, by=by)
-        return (
-            build(api.PairingRevoked, params, state="revoked")
-            if denied is None
-            else _paired(denied)
-        )
+        revoked = build(api.PairingRevoked, params, state="revoked")
+        return revoked if denied is None else _paired(denied)
 
     async def pair_block(self, call: Call, params: api.OfPerson) -> api.Paired:
         who = (params.channel, params.account, params.person)
@@ -251,13 +238,13 @@ def _paired(one: Pairing) -> api.Paired:
     return build(api.Paired, one, owner=one.is_owner, expires_at=expires_at)
 
 
-class BackupsMade(Protocol):
+class BackupFunction(Protocol):
     async def __call__(self, path: Path | None, *, with_secrets: bool, by: str) -> Backup: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackupMethods:
-    create: BackupsMade
+    create: BackupFunction
 
     async def backup_create(self, call: Call, params: api.CreateBackup) -> api.BackupCreated:
         path = Path(params.file) if params.file else None

@@ -1,4 +1,4 @@
-"""Values and errors as bytes, and as answers of HTTP: in our words, and in those that OpenAI's clients expect."""
+"""Values and errors as JSON and as HTTP answers, in the gateway's own form and in that of OpenAI's API."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 
 
 def encode(value: object) -> bytes:
-    """JSON; times as ISO 8601 with Z. Raises ValueError for what JSON cannot hold."""
+    """Encodes as JSON, times as ISO 8601 with Z. Raises ValueError for a value that JSON cannot hold."""
     return to_json(plain(value), inf_nan_mode="null")
 
 
@@ -42,15 +42,15 @@ def json_response(
     return Response(encode(value), status, headers, media_type="application/json")
 
 
-def waiting(end: Mapping[str, Any]) -> dict[str, str]:
-    """The header for the end of a run that may be asked again later."""
+def retry_headers(end: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the `retry-after` header for a failed run that may succeed later."""
     after = end.get("retry_after_s")
     return {} if after is None else {"retry-after": str(ceil(after))}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAiFailure:
-    """An error as its status, its object and its headers."""
+    """An error in the form of OpenAI's API: status, object and headers."""
 
     status: int
     error: OpenAiError
@@ -62,31 +62,31 @@ class OpenAiFailure:
 
     @staticmethod
     def of_run(end: Mapping[str, Any], status: int) -> "OpenAiFailure":
-        """Asking again by itself would only cost more."""
+        """Describes a failed run. Its headers stop clients from repeating the request, which would cost again."""
         code = end["error_type"]
         kind = "insufficient_quota" if code == "budget_exceeded" else "server_error"
-        facts = end if "scope" in end else {}  # of a budget that refused a call
+        facts = end if "scope" in end else {}  # the fields of a spent budget
         message = end["message"]
         error = build(OpenAiError, facts, message=message, type=kind, param=None, code=code)
-        return OpenAiFailure(status, error, {**waiting(end), "x-should-retry": "false"})
+        return OpenAiFailure(status, error, {**retry_headers(end), "x-should-retry": "false"})
 
     @staticmethod
     def of_request(error: BaseException) -> "OpenAiFailure":
-        status, told = failure_of(error).status, error_object(error)
-        param, message = getattr(error, "param", None), told.message
+        status, own = failure_of(error).status, error_object(error)
+        param, message = getattr(error, "param", None), own.message
         if isinstance(error, InvalidParams):
             status = 400
-            param, message = _problem(error) if error.problems else (None, message)
+            param, message = _first_problem(error) if error.problems else (None, message)
         kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-        shown = OpenAiError(message=message, type=kind, param=param, code=told.code)
+        shown = OpenAiError(message=message, type=kind, param=param, code=own.code)
         never = {"x-should-retry": "false"} if isinstance(error, Conflict) else {}
         return OpenAiFailure(status, shown, {**error_headers(error), **never})
 
 
-def _problem(error: InvalidParams) -> tuple[str, str]:
-    """The first; what may be one of several is told as one."""
+def _first_problem(error: InvalidParams) -> tuple[str, str]:
+    """Returns the first wrong parameter and a message. Content may be text or parts, and gets one message for both."""
     where, what = error.problems[0]
     head, content, _ = where.partition(".content")
     if content:
-        return f"{head}.content", f"{head}.content: only text, or parts of the type text, are taken"
+        return f"{head}.content", f"{head}.content: must be text or parts of the type text"
     return where, f"{where}: {what}"

@@ -5,7 +5,6 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from itertools import chain
 from math import isfinite
@@ -30,6 +29,7 @@ from gateway.codec import has_more_values
 from gateway.domain.errors import GatewayError
 from gateway.domain.inbox import RunRecord
 from gateway.domain.supervision import survives
+from gateway.domain.text import meant
 from gateway.sessions.runs import LiveRun
 from gateway.web.identity import Principal
 from gateway.web.responses import encode
@@ -101,7 +101,6 @@ class Call:
     """The context of a method: its principal, and its connection if it came by WebSocket."""
 
     principal: Principal
-    method: str
     connection: Peer | None = None
     after_answer: list[Callable[[], None]] = field(default_factory=list)  # run once it is sent
 
@@ -129,6 +128,7 @@ class Prepared:
     """An allowed request with valid parameters. `waits` is True if its handler is a coroutine function."""
 
     request: Request
+    call: Call
     handler: Handler
     params: Params
     waits: bool
@@ -136,12 +136,11 @@ class Prepared:
 
 def handlers_of(*families: object) -> Mapping[str, Handler]:
     """Returns the handlers by method: `session.list` is handled by `session_list` of one of the families."""
-    wanted = {method.name.replace(".", "_"): method.name for method in METHODS}
     return {
-        name: getattr(family, attribute)
+        method.name: getattr(family, attribute)
+        for method in METHODS
         for family in families
-        for attribute, name in wanted.items()
-        if hasattr(family, attribute)
+        if hasattr(family, attribute := method.name.replace(".", "_"))
     }
 
 
@@ -158,11 +157,13 @@ class Registry:
     def methods(self) -> Sequence[Method]:
         return [method for method, _ in self._methods.values()]
 
-    def prepare(self, request: Request, principal: Principal) -> Prepared:
+    def prepare(
+        self, request: Request, principal: Principal, connection: Peer | None = None
+    ) -> Prepared:
         """Checks a request. Raises UnknownMethod, Forbidden, InvalidParams."""
         name = request.method
         if name not in self._methods:
-            raise UnknownMethod(f"no method {name[:100]!r}" + did_you_mean(name, self._methods))
+            raise UnknownMethod(f"no method {name[:100]!r}" + meant(name, self._methods))
         method, handler = self._methods[name]
         scopes = principal.scopes
         if method.scope is not None and scopes.isdisjoint(method.scope) and "admin" not in scopes:
@@ -170,7 +171,8 @@ class Registry:
         if method.all_agents and principal.agents is not None:
             raise Forbidden(f"{name} concerns all agents; your token reaches only some")
         params = validate(method.params, request.params)
-        return Prepared(request, handler, params, self._waits[name])
+        call = Call(principal, connection)
+        return Prepared(request, call, handler, params, self._waits[name])
 
 
 def parse_json(data: bytes | str, max_depth: int = 64) -> object:
@@ -299,7 +301,7 @@ def invalid_params(error: ValidationError, kind: type[Params]) -> InvalidParams:
         what = _MESSAGES.get(problem["type"], problem["msg"])
         if problem["type"] == "unexpected_keyword_argument":
             known = [name.rstrip("_") for name, _ in kind.defaults] if len(place) == 1 else ()
-            what = "unknown parameter" + did_you_mean(str(place[-1]), known)
+            what = "unknown parameter" + meant(str(place[-1]), known)
             place = (*_without_branches(place[:-1]), place[-1])
         else:
             place = _without_branches(place)
@@ -316,11 +318,6 @@ def _without_branches(place: Sequence[int | str]) -> tuple[int | str, ...]:
     )
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = get_close_matches(word[:100], list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
 def encode_result(id_: JsonId, result: object) -> bytes:
     """Raises ValueError for a value that JSON cannot hold."""
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (
@@ -335,20 +332,20 @@ def encode_error(id_: JsonId, error: BaseException) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (to_json(id_), encode(answer))
 
 
-def answer_sync(prepared: Prepared, call: Call) -> bytes:
+def answer_sync(prepared: Prepared) -> bytes:
     """Runs a handler that does not wait."""
     request = prepared.request
     try:
-        return encode_result(request.id, prepared.handler(call, prepared.params))
+        return encode_result(request.id, prepared.handler(prepared.call, prepared.params))
     except Exception as error:  # noqa: BLE001  # the JSON-RPC edge: a failing call must end no other
         return _failed(request, error)
 
 
-async def answer(prepared: Prepared, call: Call) -> bytes:
+async def answer(prepared: Prepared) -> bytes:
     """Runs a handler, and waits for it if it is a coroutine function."""
     request = prepared.request
     try:
-        result = prepared.handler(call, prepared.params)
+        result = prepared.handler(prepared.call, prepared.params)
         return encode_result(request.id, await result if prepared.waits else result)
     except asyncio.CancelledError as error:
         if not survives(error):

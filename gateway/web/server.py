@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import logging
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -154,28 +153,14 @@ async def _bind(host: str, port: int) -> Sequence[socket.socket]:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         for family, *_, address in dict.fromkeys(found):
-            sockets.append(_listener(family, (address[0], port, *address[2:])))
+            place = (address[0], port, *address[2:])
+            sockets.append(socket.create_server(place, family=family, backlog=BACKLOG))
+            sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             port = port or sockets[0].getsockname()[1]
     except OSError as error:
         for bound in sockets:
             bound.close()
         kind = AddressInUse if error.errno == errno.EADDRINUSE else CannotListen
-        raise kind(host, port, (error.strerror or str(error)).lower()) from error
+        why = (error.strerror or str(error)).partition(" (while")[0].lower()
+        raise kind(host, port, why) from error
     return sockets
-
-
-def _listener(family: int, address: tuple[object, ...]) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if os.name == "posix":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        listener.settimeout(0.0)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener

@@ -1,9 +1,10 @@
-"""session.*: conversations, their trees, and conversations from elsewhere."""
+"""session.*: conversations, their trees, their import and export."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 from uuid import NAMESPACE_URL, uuid5
 
 from gateway.api import conversations as api
@@ -38,8 +39,12 @@ from gateway.sessions.intake import Front
 from gateway.web.identity import Principal, has_scope, own_key, require_own, visible_key
 from gateway.web.rpc import Call
 
-MOST_TREE_NODES = 3_000  # the newest ones: they fit into one frame
-MOST_READ = 2_000  # messages of which an OracleContext is made
+MOST_TREE_NODES = 3_000  # the newest ones, which fit into one frame
+MOST_READ = 2_000  # messages from which an OracleContext is made
+NO_ANSWER = "(no answer)"
+UNNAMED = "unnamed"  # a call that a model made without a name
+_UNREADABLE = "_unreadable"  # the key of arguments that are no JSON object
+_ALL = 1 << 40
 Names = tuple[str, ...] | None
 
 
@@ -50,8 +55,8 @@ class SessionMethods:
     async def session_list(self, call: Call, params: api.SessionList) -> api.SessionPage:
         agents, channels, account = _reach(call.principal)
         query = SessionQuery(
-            agents=_both(agents, params.agent),
-            channels=_both(channels, params.channel),
+            agents=_narrow(agents, params.agent),
+            channels=_narrow(channels, params.channel),
             account=account,
             text=params.query,
             before=params.before,
@@ -113,13 +118,13 @@ class SessionMethods:
         if (params.messages is None) == (params.context is None):
             raise InvalidParams("give either messages or context")
         if params.messages is not None:
-            taken = await self.front.import_nodes(key, _nodes(params.messages))
+            added = await self.front.import_nodes(key, _nodes(params.messages))
         else:
             assert params.context is not None
-            taken = await self.front.import_nodes(key, _nodes_of(params.context))
+            added = await self.front.import_nodes(key, _nodes_of(params.context))
             if params.context.status == "closed":
                 await self.front.sessions.close_session(key)
-        return api.Imported(session_key=key, imported=taken.added, head=taken.head)
+        return api.Imported(session_key=key, imported=added.added, head=added.head)
 
     async def session_export(self, call: Call, params: api.OfSession) -> api.OracleExport:
         record = await self._record(call, params)
@@ -147,7 +152,7 @@ class SessionMethods:
         return key
 
     def _own_place(self, call: Call, params: api.OfSession) -> SessionKey:
-        """Where the principal may talk, also for the first time."""
+        """Returns the key of a session, new or not, in which the principal may write."""
         key = own_key(call.principal, params.session_key)
         if key.agent not in self.front.agents:
             raise UnknownAgent(key.agent, tuple(self.front.agents))
@@ -155,17 +160,17 @@ class SessionMethods:
 
 
 def _reach(principal: Principal) -> tuple[Names, Names, str | None]:
-    """Agents, channels and account to which a principal's eyes are limited; None: not at all."""
+    """Returns the agents, channels and account that a principal can see; None means no limit."""
     agents = None if principal.agents is None else tuple(sorted(principal.agents))
     if has_scope(principal, "read"):
         return agents, None, None
     return agents, tuple(sorted(OWN_CHANNELS)), principal.name
 
 
-def _both(reach: Names, asked: str | None) -> Names:
-    if asked is None:
+def _narrow(reach: Names, requested: str | None) -> Names:
+    if requested is None:
         return reach
-    return (asked,) if reach is None or asked in reach else ()
+    return (requested,) if reach is None or requested in reach else ()
 
 
 def session(record: SessionRecord) -> api.Session:
@@ -174,21 +179,15 @@ def session(record: SessionRecord) -> api.Session:
 
 
 def _tree_node(node: Node) -> api.TreeNode:
-    is_archived = node.standing == "archived"
-    return build(
-        api.TreeNode,
-        node,
-        role=node.message.role,
-        checkpoint=node.is_checkpoint,
-        archived=is_archived,
-    )
+    role, is_archived = node.message.role, node.standing == "archived"
+    return build(api.TreeNode, node, role=role, checkpoint=node.is_checkpoint, archived=is_archived)
 
 
 def _nodes(messages: Sequence[api.ImportedMessage]) -> list[Node]:
-    """Raises ImportRefused."""
+    """Makes nodes of imported messages. Raises ImportRefused."""
     nodes: list[Node] = []
     for place, one in enumerate(messages):
-        _require_whole(one, f"messages[{place}]")
+        _require_complete(one, f"messages[{place}]")
         message = _message(one)
         parent = one.parent_id
         if parent == "":
@@ -200,17 +199,17 @@ def _nodes(messages: Sequence[api.ImportedMessage]) -> list[Node]:
     return nodes
 
 
-def _require_whole(one: api.ImportedMessage, where: str) -> None:
+def _require_complete(one: api.ImportedMessage, where: str) -> None:
     if one.role == "tool" and one.tool_call_id is None:
-        raise ImportRefused(f"{where}.tool_call_id: a tool's message needs it")
+        raise ImportRefused(f"{where}.tool_call_id: the message of a tool needs it")
     if one.role != "tool" and not (one.content.strip() or one.tool_calls):
-        raise ImportRefused(f"{where}.content: it is empty")
+        raise ImportRefused(f"{where}.content: is empty")
 
 
 def _message(one: api.ImportedMessage) -> Message:
     if one.tool_call_id is not None and one.role == "tool":
-        told = (one.tool_call_id, one.name, one.content, one.is_error, one.duration_ms)
-        return Message("tool", result=ToolResult(*told))
+        parts = (one.tool_call_id, one.name, one.content, one.is_error, one.duration_ms)
+        return Message("tool", result=ToolResult(*parts))
     calls = [
         ToolCall(call.id, call.function.name, call.function.arguments)
         for call in one.tool_calls or ()
@@ -219,8 +218,8 @@ def _message(one: api.ImportedMessage) -> Message:
 
 
 def _nodes_of(context: api.OracleContext) -> Sequence[Node]:
-    """A summary of its older part, if it has one, and its messages under each other. An exchange may
-    be several messages: the last has its id."""
+    """Makes nodes of an OracleContext: its summary, if it has one, and its messages in one path. An exchange may be
+    several messages; the last of them has its id."""
     nodes: list[Node] = []
     first = NodeId(f"{context.id}-summary")
     summary = summary_from(context, first)
@@ -228,9 +227,9 @@ def _nodes_of(context: api.OracleContext) -> Sequence[Node]:
         message = summary_message(summary)
         tokens = message_tokens(message)
         nodes.append(Node(first, None, IMPORTED, message, context.session_start, tokens))
-    told = messages_in(context)
-    for place, (id_, at, message) in enumerate(told):
-        later = sum(other == id_ for other, _, _ in told[place + 1 :])
+    messages = messages_in(context)
+    for place, (id_, at, message) in enumerate(messages):
+        later = sum(other == id_ for other, _, _ in messages[place + 1 :])
         name = NodeId(f"{id_}.{later}" if later else id_)
         parent = nodes[-1].id if nodes else None
         node = Node(name, parent, IMPORTED, message, at, message_tokens(message))
@@ -239,13 +238,7 @@ def _nodes_of(context: api.OracleContext) -> Sequence[Node]:
     return nodes
 
 
-NO_ANSWER = "(no answer)"
-UNNAMED = "unnamed"  # a call that a model made without a name
-_UNREADABLE = "_unreadable"  # holds arguments that are no JSON object
-_ALL = 1 << 40
-
-
-# -- from a conversation
+# -- export
 
 
 def export_context(
@@ -257,15 +250,16 @@ def export_context(
     user: str,
     project: str = "default",
 ) -> OracleContext:
-    """`nodes` are the end of the path to HEAD. The newest exchanges, as many as the budget has room
-    for; one that was answered by another model than the agent's is suspended until the next turn."""
-    said = [node for node in nodes if node.message.role != "summary"]
-    told, named = _without_decisions(summary), summary or Summary(NodeId(""), made=0)
+    """Makes an OracleContext of the end of the path to HEAD, with the newest exchanges that the budget has room for.
+    It is suspended if another model than the agent's answered last, until the next turn."""
+    messages = [node for node in nodes if node.message.role != "summary"]
+    text, known = _without_decisions(summary), summary or Summary(NodeId(""), made=0)
     budget = min(max(agent.context.token_budget, LEAST_BUDGET), MOST_BUDGET)
-    recent = _recent(exchanges_of(said), named, int(budget * OVERFLOW) - estimate_tokens(told))
-    last_model = next((node.model for node in reversed(said) if node.model), None)
-    symbols = [named.symbols, *(one.mentioned_symbols for one in recent)]
-    files = [named.files, *(one.mentioned_files for one in recent)]
+    room = int(budget * OVERFLOW) - estimate_tokens(text)
+    recent = _recent(exchanges_of(messages), known, room)
+    last_model = next((node.model for node in reversed(messages) if node.model), None)
+    symbols = [known.symbols, *(one.mentioned_symbols for one in recent)]
+    files = [known.files, *(one.mentioned_files for one in recent)]
     return OracleContext(
         id=str(uuid5(NAMESPACE_URL, str(record.key))),
         user_id=user,
@@ -274,14 +268,14 @@ def export_context(
         last_activity=record.updated_at,
         last_model=last_model,
         token_budget=budget,
-        tokens_used=estimate_tokens(told) + sum(one.token_count for one in recent),
-        compressed_summary=told or None,
+        tokens_used=estimate_tokens(text) + sum(one.token_count for one in recent),
+        compressed_summary=text or None,
         recent_exchanges=tuple(recent),
-        key_decisions=named.decisions,
-        mentioned_symbols=_listed(symbols),
-        mentioned_files=_listed(files),
+        key_decisions=known.decisions,
+        mentioned_symbols=_join_names(symbols),
+        mentioned_files=_join_names(files),
         status=_status(record, last_model, agent),
-        compression_count=named.made,
+        compression_count=known.made,
     )
 
 
@@ -291,31 +285,32 @@ def _status(record: SessionRecord, last_model: str | None, agent: AgentDef) -> O
     return "active" if last_model in {None, agent.model} else "suspended"
 
 
-def _listed(names: Sequence[Sequence[str]]) -> str | None:
-    return ", ".join(dict.fromkeys(name for some in names for name in some)) or None
+def _join_names(names: Sequence[Sequence[str]]) -> str | None:
+    return ", ".join(dict.fromkeys(chain.from_iterable(names))) or None
 
 
-def _recent(exchanges: Sequence[Exchange], named: Summary, room: int) -> Sequence[OracleExchange]:
+def _recent(exchanges: Sequence[Exchange], known: Summary, room: int) -> Sequence[OracleExchange]:
+    """Returns the newest exchanges within `room` tokens."""
     recent: list[OracleExchange] = []
     for exchange in reversed(exchanges):
-        folded = _folded(exchange)
+        folded = _fold(exchange)
         if (room := room - sum(one.token_count for one in folded)) < 0:
             break
-        if any(node.id == named.covers for node in exchange):
-            insight = {"key_insight": named.key_insight or None}
+        if any(node.id == known.covers for node in exchange):
+            insight = {"key_insight": known.key_insight or None}
             folded[-1] = build(OracleExchange, folded[-1], **insight)
         recent[:0] = folded
     return recent
 
 
 def _without_decisions(summary: Summary | None) -> str:
-    told = summary_text(replace(summary, decisions=()), _ALL) if summary else ""
-    return told.removeprefix(f"{SUMMARY_OPENING}\n").removesuffix(f"\n{SUMMARY_CLOSING}")
+    text = summary_text(replace(summary, decisions=()), _ALL) if summary else ""
+    return text.removeprefix(f"{SUMMARY_OPENING}\n").removesuffix(f"\n{SUMMARY_CLOSING}")
 
 
-def _folded(exchange: Exchange) -> list[OracleExchange]:
-    """Its questions, and after them one answer with everything that led to it."""
-    folded = [_told(one, one.message.text, (one,)) for one in exchange if _asks(one)]
+def _fold(exchange: Exchange) -> list[OracleExchange]:
+    """Returns the questions of an exchange, and one answer with all calls that led to it."""
+    folded = [_entry(one, one.message.text, (one,)) for one in exchange if _asks(one)]
     answers = [node for node in exchange if not _asks(node)]
     if not answers:
         return folded
@@ -324,16 +319,16 @@ def _folded(exchange: Exchange) -> list[OracleExchange]:
     }
     calls = [call for node in answers for call in node.message.tool_calls]
     text = "\n\n".join(node.message.text for node in answers if node.message.text)
-    told = _told(answers[-1], text, answers)
+    answer = _entry(answers[-1], text, answers)
     made = tuple(_call(call, results) for call in calls) or None
-    return [*folded, build(OracleExchange, told, tool_calls=made)]
+    return [*folded, build(OracleExchange, answer, tool_calls=made)]
 
 
 def _asks(node: Node) -> bool:
     return node.message.role == "user"
 
 
-def _told(node: Node, text: str, nodes: Sequence[Node]) -> OracleExchange:
+def _entry(node: Node, text: str, nodes: Sequence[Node]) -> OracleExchange:
     files, symbols = files_and_symbols([text])
     return OracleExchange(
         id=node.id,
@@ -351,46 +346,46 @@ def _call(call: ToolCall, results: Mapping[str, ToolResult]) -> OracleCall:
         arguments = json.loads(call.arguments)
     except ValueError:
         arguments = None
-    given = arguments if isinstance(arguments, dict) else {_UNREADABLE: call.arguments}
+    known = arguments if isinstance(arguments, dict) else {_UNREADABLE: call.arguments}
     result = results.get(call.id)
     return OracleCall(
         id=call.id,
         name=call.name or UNNAMED,
-        arguments=given,
+        arguments=known,
         result=result.content if result else None,
         status="success" if result and not result.is_error else "error",
         duration_ms=round(result.duration_ms) if result else None,
     )
 
 
-# -- to a conversation
+# -- import
 
 
 def messages_in(context: OracleContext) -> Sequence[tuple[str, datetime, Message]]:
-    """The messages with the id and time of their exchange, in order. A call that was pending has
-    ended: nobody waits for it any more."""
-    told: list[tuple[str, datetime, Message]] = []
+    """Returns the messages with the id and time of their exchange, in order. A pending call counts as ended."""
+    messages: list[tuple[str, datetime, Message]] = []
     for one in context.recent_exchanges:
         made = one.tool_calls or ()
         calls = tuple(ToolCall(call.id, call.name, _arguments(call)) for call in made)
         if calls:
             results = [Message("tool", result=_result(call)) for call in made]
-            asked = Message("assistant", tool_calls=calls)
-            told += [(one.id, one.timestamp, message) for message in (asked, *results)]
+            request = Message("assistant", tool_calls=calls)
+            messages += [(one.id, one.timestamp, message) for message in (request, *results)]
         if one.role == "tool":
-            result = ToolResult(one.tool_call_id or "", "", one.content)
-            _answer(told, result)
+            _replace_result(messages, one.tool_call_id or "", one.content)
         else:
-            told.append((one.id, one.timestamp, Message(one.role, one.content)))
-    return told
+            messages.append((one.id, one.timestamp, Message(one.role, one.content)))
+    return messages
 
 
-def _answer(told: list[tuple[str, datetime, Message]], result: ToolResult) -> None:
-    """A result that stands by itself takes the place of the one that its call was given."""
-    for place, (id_, at, message) in enumerate(told):
-        if message.result is not None and message.result.call_id == result.call_id:
-            named = replace(result, name=message.result.name)
-            told[place] = (id_, at, replace(message, result=named))
+def _replace_result(
+    messages: list[tuple[str, datetime, Message]], call_id: str, content: str
+) -> None:
+    """Puts a separate result in the place of the one that its call has."""
+    for place, (id_, at, message) in enumerate(messages):
+        if message.result is not None and message.result.call_id == call_id:
+            result = ToolResult(call_id, message.result.name, content)
+            messages[place] = (id_, at, replace(message, result=result))
 
 
 def _arguments(call: OracleCall) -> str:
@@ -408,8 +403,7 @@ def _result(call: OracleCall) -> ToolResult:
 
 
 def summary_from(context: OracleContext, node: NodeId) -> Summary | None:
-    """What the context says of its older part, for a summary that stands at `node`, in front of what
-    was `messages_in` it."""
+    """Returns the summary of a context, for a node before its messages; None if it has none."""
     if not (context.compressed_summary or context.key_decisions):
         return None
     return Summary(

@@ -27,7 +27,7 @@ from gateway.web import rpc
 from gateway.web.identity import Identities, Identity, Principal
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import LAGGING, TOO_MANY, Wire
-from gateway.web.wire.http import Handshake
+from gateway.web.wire.http import Admission, Handshake
 from gateway.web.wire.visitors import OriginGuard, Visitor
 
 log = logging.getLogger(__name__)
@@ -137,13 +137,18 @@ class Sockets:
         """Applies other settings and methods to later handshakes and calls, also of open sockets."""
         self.settings, self.registry, self._guard = settings, registry, guard
 
-    def admit(self, handshake: Handshake) -> "SocketAdmission":
+    def admit(self, handshake: Handshake) -> Admission:
         """Raises HostRefused, OriginRefused, NotHere, Unauthorized, TooManyFailures."""
         visitor = self._guard.admit(handshake.headers, handshake.client, handshake.server)
         identity = self.identities.identify(visitor)
         if handshake.path != PATH:
             raise NotHere if identity else Unauthorized
-        return SocketAdmission(self, visitor, identity)
+        settings = self.settings
+        max_frame = settings.max_frame_bytes if identity else settings.pre_auth_frame_bytes
+        return Admission(max_frame, partial(self._open, visitor, identity))
+
+    def _open(self, visitor: Visitor, identity: Identity | None, wire: Wire) -> None:
+        wire.listen(Connection(self, wire, visitor, identity))
 
     def close_revoked(self) -> None:
         """Closes the sockets whose token is no longer valid."""
@@ -152,26 +157,10 @@ class Sockets:
                 one.wire.close(UNAUTHORIZED, "your token is no longer valid")
 
 
-@dataclass(frozen=True, slots=True)
-class SocketAdmission:
-    """An admitted visitor without a socket yet. Without an identity the visitor must call `auth` first."""
-
-    sockets: Sockets
-    visitor: Visitor
-    identity: Identity | None
-
-    @property
-    def max_frame(self) -> int:
-        settings = self.sockets.settings
-        return settings.max_frame_bytes if self.identity else settings.pre_auth_frame_bytes
-
-    def start(self, wire: Wire) -> None:
-        wire.listen(Connection(self.sockets, wire, self.visitor, self.identity))
-
-
 @dataclass(slots=True, eq=False)
 class Connection:
-    """An open socket: its identity and its calls. Calls start in the order of their frames and run side by side.
+    """An open socket with its identity and its calls. Without an identity the peer must call `auth` first. Calls start in
+    the order of their frames and run side by side.
     While too many run, the socket is not read."""
 
     sockets: Sockets
@@ -218,9 +207,8 @@ class Connection:
             if work:
                 self.wire.out.send(work)
         elif isinstance(work, rpc.Prepared) and not (work.waits or self._unstarted):
-            call = rpc.Call(peer.principal, work.request.method, peer)
-            self._send(work.request, rpc.answer_sync(work, call))
-            rpc.run_all(call.after_answer)
+            self._send(work.request, rpc.answer_sync(work))
+            rpc.run_all(work.call.after_answer)
         elif self.sockets.workers.submit(self._work, work, peer):
             self._in_flight += 1
             self._unstarted += 1
@@ -291,7 +279,7 @@ class Connection:
         if isinstance(item, rpc.Malformed):
             return rpc.encode_error(item.id, item.error)
         try:
-            return self.sockets.registry.prepare(item, peer.principal)
+            return self.sockets.registry.prepare(item, peer.principal, peer)
         except GatewayError as error:
             return b"" if item.is_notification else rpc.encode_error(item.id, error)
 
@@ -300,47 +288,45 @@ class Connection:
         self._unstarted -= 1
         try:
             if isinstance(work, rpc.Prepared):
-                call = rpc.Call(peer.principal, work.request.method, peer)
-                self._send(work.request, await rpc.answer(work, call))
-                calls = [call]
+                self._send(work.request, await rpc.answer(work))
+                callbacks = work.call.after_answer
             else:
-                calls = await self._answer_all(work, peer)
-            for call in calls:
-                if call.after_answer:
-                    rpc.run_all(call.after_answer)
+                callbacks = await self._answer_batch(work, peer)
+            if callbacks:
+                rpc.run_all(callbacks)
         finally:
             self._in_flight -= 1
             if self._in_flight == self.sockets.settings.max_calls - 1:
                 self.wire.resume_reading(CALLS)
 
-    async def _answer_all(self, items: tuple[rpc.Item, ...], peer: "SocketPeer") -> list[rpc.Call]:
+    async def _answer_batch(
+        self, items: tuple[rpc.Item, ...], peer: "SocketPeer"
+    ) -> list[Callable[[], None]]:
+        """Answers a batch. Returns the callbacks of its calls."""
         answers: list[bytes] = []
-        calls: list[rpc.Call] = []
+        callbacks: list[Callable[[], None]] = []
         # No answer is larger than this, so all answers together are hardly twice as large.
         room = most = self.sockets.settings.send_queue_bytes // 2
         for item in items:
             if room < 0 and isinstance(item, rpc.Request) and not item.is_notification:
                 answers.append(rpc.encode_error(item.id, _BATCH_TOO_LARGE))
-            elif answer := await self._answer_one(item, peer, calls, most):
+                continue
+            work = self._prepare(item, peer)
+            if isinstance(work, bytes):
+                answer = work
+            else:
+                answer = await rpc.answer(work)
+                callbacks += work.call.after_answer
+                if work.request.is_notification:
+                    answer = b""
+                elif len(answer) > most:
+                    answer = rpc.encode_error(work.request.id, _BATCH_TOO_LARGE)
+            if answer:
                 answers.append(answer)
                 room -= len(answer)
         if answers:
             self.wire.out.send(b"[%b]" % b",".join(answers))
-        return calls
-
-    async def _answer_one(
-        self, item: rpc.Item, peer: "SocketPeer", calls: list[rpc.Call], most: int
-    ) -> bytes:
-        """Returns the answer; b"" for a notification."""
-        prepared = self._prepare(item, peer)
-        if isinstance(prepared, bytes):
-            return prepared
-        request = prepared.request
-        calls.append(rpc.Call(peer.principal, request.method, peer))
-        payload = await rpc.answer(prepared, calls[-1])
-        if request.is_notification:
-            return b""
-        return payload if len(payload) <= most else rpc.encode_error(request.id, _BATCH_TOO_LARGE)
+        return callbacks
 
     def _send(self, request: rpc.Request, payload: bytes) -> None:
         """Sends an answer, or an error in its place if it is larger than the send queue."""

@@ -1,8 +1,8 @@
-"""budget.*, usage.*: limits and what is left of them, what was spent, and GET /api/records."""
+"""budget.*, usage.*: limits, their remainders and spending; and GET /api/records."""
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -22,6 +22,7 @@ from gateway.domain.budgets import (
     RecordQuery,
     Resync,
     Scope,
+    ScopeKind,
     Tally,
     TokenRecord,
     Unit,
@@ -55,24 +56,24 @@ class BudgetMethods:
     meter: Metering
 
     async def period_rows(self) -> list[api.BudgetRow]:
-        """The rows of the day and the month."""
+        """Returns the rows of the day and the month."""
         return await self._rows(self._scopes())
 
     async def agent_rows(self) -> list[api.BudgetRow]:
-        """With those of each agent."""
+        """Returns the rows of the day, the month and each agent."""
         return await self._rows(self._scopes(self.front.agents))
 
     async def all_rows(self) -> list[api.BudgetRow]:
-        """With those of each token as well."""
-        return await self._rows([*self._scopes(self.front.agents), *self._of_tokens()])
+        """Returns the rows of the day, the month, each agent and each token with a limit."""
+        return await self._rows([*self._scopes(self.front.agents), *self._token_scopes()])
 
     def _scopes(self, agents: Iterable[str] = ()) -> list[Scope]:
         day = day_of(self.meter.clock.now())
-        own = [Scope("agent", name) for name in sorted(agents)]
-        return [Scope("day", day), Scope("month", day[:7]), *own]
+        of_agents = [Scope("agent", name) for name in sorted(agents)]
+        return [Scope("day", day), Scope("month", day[:7]), *of_agents]
 
     async def _rows(self, scopes: Sequence[Scope]) -> list[api.BudgetRow]:
-        """A row for each scope and unit that has a limit; without one, its tokens."""
+        """Returns a row for each scope and unit that has a limit; for a scope without a limit, its tokens."""
         tallies = await self.spending.tallies(scopes)
         rows: list[api.BudgetRow] = []
         for scope, tally in zip(scopes, tallies, strict=True):
@@ -83,27 +84,26 @@ class BudgetMethods:
     async def budget_status(self, call: Call, params: api.BudgetOf) -> api.BudgetStatus:
         scopes = self._scopes(one for one in self.front.agents if can_use(call.principal, one))
         if call.principal.agents is None:
-            scopes += self._of_tokens()
+            scopes += self._token_scopes()
         if params.session_key is not None:
             key = visible_key(call.principal, params.session_key)
             scopes.insert(0, Scope("session", str(key)))
         return api.BudgetStatus(budgets=await self._rows(scopes))
 
-    def _of_tokens(self) -> list[Scope]:
-        """The days and months of tokens in which they have a limit."""
-        day, found = day_of(self.meter.clock.now()), list[Scope]()
-        for name, budget in sorted(self.meter.budgets.tokens.items()):
-            whole: Sequence[Scope] = (
-                Scope("token_day", f"{day} {name}"),
-                Scope("token_month", f"{day[:7]} {name}"),
-            )
-            kinds = budget.kinds()
-            found += [one for one in whole if one.kind in kinds]
-        return found
+    def _token_scopes(self) -> list[Scope]:
+        """Returns the day and the month of each token that has such a limit."""
+        day = day_of(self.meter.clock.now())
+        periods: Mapping[ScopeKind, str] = {"token_day": day, "token_month": day[:7]}
+        return [
+            Scope(kind, f"{period} {name}")
+            for name, budget in sorted(self.meter.budgets.tokens.items())
+            for kind, period in periods.items()
+            if kind in budget.kinds()
+        ]
 
     async def budget_raise(self, call: Call, params: api.RaiseBudget) -> api.BudgetRaised:
         if not params.today:
-            what = "raises until the end of the day only; `exogate budget set` changes a limit for good"
+            what = "must be true: a raise ends with the day; `exogate budget set` changes a limit"
             raise wrong("today", what)
         done = await self.meter.raise_today(params.scope, params.by, call.principal.name)
         return api.BudgetRaised(scope=done.scope, raised_by=done.tokens, until=done.until)
@@ -116,8 +116,12 @@ class BudgetMethods:
         )
         sums = await self.spending.usage(params.by, since, until)
         total = sum(sums, UsageSum(""))
-        rows = [build(api.UsageRow, **_figures(one), **{params.by: one.name}) for one in sums]
-        return api.UsageReport(rows=rows, total=build(api.UsageFigures, **_figures(total)))
+        rows = [
+            build(api.UsageRow, one, cost_usd=in_unit("usd", one.nano_usd), **{params.by: one.name})
+            for one in sums
+        ]
+        whole = build(api.UsageFigures, total, cost_usd=in_unit("usd", total.nano_usd))
+        return api.UsageReport(rows=rows, total=whole)
 
     async def budget_resync(self, call: Call, _: Params) -> api.BudgetResync:
         done = await self.meter.resync(call.principal.name)
@@ -127,7 +131,7 @@ class BudgetMethods:
         return (Described(RECORDS, self.table),)
 
     async def table(self, request: Request) -> Response:
-        principal = require_scope(request, "looking at records", "read")
+        principal = require_scope(request, "reading records", "read")
         params = query_of(request, RecordsQuery)
         accepted = "csv" if "text/csv" in request.headers.get("accept", "") else "json"
         page = await self._page(principal, params)
@@ -147,62 +151,56 @@ class BudgetMethods:
 
 
 def _moment(name: str, text: str | None, now: datetime) -> datetime | None:
-    """Raises InvalidParams."""
+    """Parses a time. Raises InvalidParams."""
     try:
         return None if text is None else moment_ago(text, now)
     except ValueError as error:
         raise wrong(name, str(error)) from None
 
 
-def _figures(one: UsageSum) -> dict[str, object]:
-    counts = {name: getattr(one, name) for name in ("calls", "input_tokens", "output_tokens")}
-    cost = in_unit("usd", one.nano_usd)
-    return {**counts, "cached_tokens": one.cached_tokens, "cost_usd": cost}
-
-
-NOT_RAISED = (None, None)
-
-
 def budget_rows(wanted: Scope, tally: Tally, limit: Limit) -> Sequence[api.BudgetRow]:
-    """A row for each unit that is bounded; without any, one for tokens."""
+    """Returns a row for each unit with a limit; without any, one for tokens."""
     scope, why = tally.scope, _why_ahead(wanted, tally.scope)
     bounds: Sequence[tuple[Unit, int | None]] = limit.bounds() or [("tokens", None)]
-    raises = {"tokens": (tally.raised or None, tally.raised_until)} if limit.tokens else {}
-    return [
-        api.BudgetRow(
-            scope=str(scope),
-            limit=None if bound is None else in_unit(unit, bound),
-            used=in_unit(unit, tally.used.tokens if unit == "tokens" else tally.used.nano_usd),
-            reserved=in_unit(unit, tally.held.tokens if unit == "tokens" else tally.held.nano_usd),
-            period_start=scope.period_start or tally.since,
-            resets_at=scope.resets_at,
-            unit=unit,
-            why=why,
-            raised_by=raises.get(unit, NOT_RAISED)[0],
-            until=raises.get(unit, NOT_RAISED)[1],
+    rows = []
+    for unit, bound in bounds:
+        is_tokens = unit == "tokens"
+        is_raised = is_tokens and bool(limit.tokens)
+        rows.append(
+            api.BudgetRow(
+                scope=str(scope),
+                limit=None if bound is None else in_unit(unit, bound),
+                used=in_unit(unit, tally.used.tokens if is_tokens else tally.used.nano_usd),
+                reserved=in_unit(unit, tally.held.tokens if is_tokens else tally.held.nano_usd),
+                period_start=scope.period_start or tally.since,
+                resets_at=scope.resets_at,
+                unit=unit,
+                why=why,
+                raised_by=tally.raised or None if is_raised else None,
+                until=tally.raised_until if is_raised else None,
+            )
         )
-        for unit, bound in bounds
-    ]
+    return rows
 
 
 def _why_ahead(wanted: Scope, counted: Scope) -> str | None:
-    """Why another day or month counts than that of the clock."""
+    """Returns why another day or month counts than that of the clock; None if it is the same."""
     if counted == wanted:
         return None
     return (
-        f"the clock was at {counted.name} before, and says {wanted.name} now: spending goes on to "
-        f"count in {counted.name}, so that nothing that was spent is free again. If {wanted.name} is "
-        "right, run `exogate budget resync`"
+        f"the clock was set back from {counted.name} to {wanted.name}: spending still counts in "
+        f"{counted.name}, so that a spent budget stays spent. If {wanted.name} is right, run "
+        "`exogate budget resync`"
     )
 
 
 def _query(principal: Principal, params: api.BudgetRecords) -> RecordQuery:
-    """Who may reach some agents only asks for one of them."""
+    """Returns the query for records. A principal that reaches only some agents must name one of them."""
     key = None if params.session_key is None else visible_key(principal, params.session_key)
     agent = params.agent
     if principal.agents is not None and key is None:
         if agent is None:
-            raise InvalidParams("agent: your token reaches some agents only; say which")
+            raise InvalidParams("agent: your token reaches only some agents; name one of them")
         if agent not in principal.agents:
             raise NotFound(f"agent {agent[:64]!r}")
     return build(RecordQuery, params, session_key=key, since=params.from_, until=params.to)

@@ -1,17 +1,18 @@
-"""ping, status, agent.list, plugin.*, rule.list, route.explain, provider.test, events.subscribe: what the gateway
-tells of itself and of what happens."""
+"""ping, status, agent.list, config.*, doctor.run, plugin.*, rule.list, route.explain, provider.test,
+events.subscribe: the state of the gateway and its events."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Literal, Protocol
 
 import anyio
 
 from gateway.api import operating as api
 from gateway.api.declarations import Params, build
-from gateway.api.errors import InvalidParams
+from gateway.api.errors import wrong
 from gateway.api.spending import BudgetRow
 from gateway.codec import decode
 from gateway.control.notices import Bus
@@ -22,31 +23,31 @@ from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import GatewayError, ModelFailed, NotFound, StoreUnavailable
 from gateway.domain.events import Event, kind_named
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.mcp import McpStatus
 from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Ids, Model, ToolScope
+from gateway.domain.text import meant
 from gateway.sessions.far_events import FarEvents
 from gateway.sessions.intake import Front
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal, can_see_session, can_use, has_scope, visible_key
 from gateway.web.responses import encode
-from gateway.web.rpc import Call, Peer, did_you_mean
+from gateway.web.rpc import Call, Peer
 
 QUESTION = "Answer with the single word: ready"
 MOST_TOKENS = 32
 WITHIN_S = 60.0
-COUNT_WITHIN_S = 3.0  # of a store that may be silent
+COUNT_WITHIN_S = 3.0  # the store may not answer
 NOT_IN_USE = "; the version before stays in use"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """What is known once, at start."""
+    """The facts of a process that do not change, and its configuration."""
 
     version: str
-    started: float  # by the clock that never jumps
+    started: float  # by the monotonic clock
     store_url: str
     pid: int
     generation: int
@@ -86,7 +87,7 @@ class StatusMethods:
         return "pong"
 
     async def status(self, call: Call, params: Params) -> api.Status:
-        """What others do is shown to those who may read everything."""
+        """Shows the state of the gateway. Parts that concern other users need the scope 'read'."""
         front, about = self.front, self.about
         budget, sessions = await self._counted(call.principal)
         reasons = list(await self.reasons())
@@ -103,11 +104,13 @@ class StatusMethods:
         if not has_scope(call.principal, "read"):
             return shown
         config, mcp, problems = about.config(), list(self.gate.foreign.statuses()), self._problems()
-        told = [f"{one.message}{NOT_IN_USE}" for one in config.errors]
+        errors = [f"{one.message}{NOT_IN_USE}" for one in config.errors]
+        is_mcp_failing = any(one.state == "failing" for one in mcp)
+        faults = reasons or errors or problems or config.restart_needed or is_mcp_failing
         return build(
             api.Status,
             shown,
-            healthy=not (reasons or told or problems or config.restart_needed or _failing(mcp)),
+            healthy=not faults,
             budget=budget,
             sessions=sessions,
             pending=front.intake.pending,
@@ -117,11 +120,12 @@ class StatusMethods:
             pid=about.pid,
             generation=about.generation,
             config=config,
-            problems=[*told, *problems],
+            problems=[*errors, *problems],
         )
 
     async def _counted(self, who: Principal) -> tuple[list[BudgetRow] | None, int | None]:
-        """Nothing while the store does not answer; the reasons why it is not ready say so."""
+        """Returns the budgets and the number of sessions; None while the store does not answer, which the reasons
+        of readiness show."""
         if not has_scope(who, "read"):
             return None, None
         with suppress(StoreUnavailable, TimeoutError):
@@ -130,7 +134,7 @@ class StatusMethods:
         return None, None
 
     def _problems(self) -> list[str]:
-        """What was asked for and is not there."""
+        """Lists the plugins, tools and channels that are configured and do not work."""
         plugins = [f"plugin {one.name} is refused: {one.why}" for one in self.plugins() if one.why]
         tools = [f"tool {one.name[:64]!r} is refused: {one.why}" for one in self.gate.refused]
         channels = [
@@ -140,19 +144,19 @@ class StatusMethods:
 
     def plugin_list(self, call: Call, params: Params) -> Sequence[api.Plugin]:
         refused = self._refused_tools()
-        return [plugin(one, refused) for one in self.plugins()]
+        return [describe_plugin(one, refused) for one in self.plugins()]
 
     def plugin_inspect(self, call: Call, params: api.InspectPlugin) -> api.PluginInspected:
-        told = self.account(params.name)
-        if told is None:
+        account = self.account(params.name)
+        if account is None:
             raise NotFound(f"plugin {params.name[:64]!r}")
-        return inspected(told, self._refused_tools())
+        return describe_account(account, self._refused_tools())
 
     def _refused_tools(self) -> Mapping[tuple[str, str], str]:
         return {(one.family, one.name): one.why for one in self.gate.refused}
 
     def rule_list(self, call: Call, params: Params) -> api.RuleList:
-        return rules(self.rules)
+        return describe_rules(self.rules)
 
     def agent_list(self, call: Call, params: Params) -> api.AgentList:
         agents = self.front.agents
@@ -168,11 +172,7 @@ class StatusMethods:
         return api.AgentList(agents=[self._agent(agent) for agent in mine], subagents=subagents)
 
     def _agent(self, agent: AgentDef) -> api.Agent:
-        fallbacks: list[str] = []
-        link = agent.fallback
-        while link is not None:
-            fallbacks.append(link.model)
-            link = link.fallback
+        fallbacks = [link.model for link in agent.chain[1:]]
         offered = [spec.name for spec in self.gate.offered(agent)]
         soul = self._soul(agent.id)
         return build(api.Agent, agent, fallbacks=fallbacks, offered=offered, soul=soul)
@@ -183,7 +183,7 @@ class StatusMethods:
 
     def route_explain(self, call: Call, params: api.RouteExplain) -> api.RouteExplained:
         own = call.principal.name if params.channel in OWN_CHANNELS else "default"
-        account = params.account or own  # as a message gets it that names none
+        account = params.account or own  # the default of a message without an account
         address = replace(
             address_in(params.channel, account, params.peer),
             guild=params.guild,
@@ -197,37 +197,36 @@ class StatusMethods:
         return await self.trial.test(params.provider, params.model)
 
 
-def _failing(servers: Sequence[McpStatus]) -> bool:
-    return any(one.state == "failing" for one in servers)
+def describe_plugin(info: PluginInfo, refused: Mapping[tuple[str, str], str]) -> api.Plugin:
+    """`refused` holds the reason for each refused tool, by (family, name)."""
+    specs = info.tools if info.state == "loaded" else ()
+    tools = [_tool(one, refused.get((one.family, one.name))) for one in specs]
+    return build(api.Plugin, info, tools=tools, reason=info.why)
 
 
-def plugin(info: PluginInfo, refused: Mapping[tuple[str, str], str]) -> api.Plugin:
-    """`refused` says by (family, name) why a tool is offered to nobody."""
-    tools = info.tools if info.state == "loaded" else ()
-    told = [_tool(one, refused.get((one.family, one.name))) for one in tools]
-    return build(api.Plugin, info, tools=told, reason=info.why)
-
-
-def inspected(told: PluginAccount, refused: Mapping[tuple[str, str], str]) -> api.PluginInspected:
+def describe_account(
+    account: PluginAccount, refused: Mapping[tuple[str, str], str]
+) -> api.PluginInspected:
     imports = [
-        api.PluginImport(name=name, needs=need, denied=name in told.lacking)
-        for name, need in told.needs.items()
+        api.PluginImport(name=name, needs=need, denied=name in account.lacking)
+        for name, need in account.needs.items()
     ]
-    return build(api.PluginInspected, plugin(told.info, refused), told, imports=imports)
+    plugin = describe_plugin(account.info, refused)
+    return build(api.PluginInspected, plugin, account, imports=imports)
 
 
 def _tool(spec: ToolSpec, why: str | None) -> api.Tool:
-    """The parameters of one that is refused may be anything."""
+    """Describes a tool. The parameters of a refused tool are left out, as they may be invalid."""
     parameters = decode(spec.parameters) if why is None else None
     return build(api.Tool, spec, parameters=parameters, reason=why)
 
 
-def rules(found: RuleSet) -> api.RuleList:
-    """In the order of firing."""
-    told = []
+def describe_rules(found: RuleSet) -> api.RuleList:
+    """Lists the rules in the order in which they fire."""
+    rules = []
     for one in found.rules:
         definition, faults = one.definition, found.faults[one.definition.id]
-        told.append(
+        rules.append(
             build(
                 api.Rule,
                 definition,
@@ -239,7 +238,7 @@ def rules(found: RuleSet) -> api.RuleList:
             )
         )
     refused = [build(api.RuleFileRefused, one) for one in found.refused]
-    return api.RuleList(rules=told, refused=refused)
+    return api.RuleList(rules=rules, refused=refused)
 
 
 class NothingToTest(GatewayError):
@@ -248,8 +247,8 @@ class NothingToTest(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class ProviderTrial:
-    """The model is metered: what it takes is reserved and recorded. `defaults` has every provider, with
-    the model that is asked if no agent uses it."""
+    """Asks a provider for one reply. The model is metered, so the call is reserved and recorded. `defaults` holds
+    every provider with its usual model, which is asked if no agent uses the provider."""
 
     model: Model
     ids: Ids
@@ -284,20 +283,17 @@ class ProviderTrial:
         raise ModelFailed(agent.provider, "timeout", f"no complete reply within {WITHIN_S:g} s")
 
     def _agent(self, name: str | None, model: str | None) -> AgentDef:
-        """Whose model is asked: the first agent's that uses the provider, else the preset's usual one."""
-        for agent in self.agents:
-            link: AgentDef | None = agent
-            while link is not None:
-                if name is None or link.provider == name:
-                    return replace(link, model=model or link.model)
-                link = link.fallback
+        """Returns the first agent that uses the provider, or else one with the provider's usual model."""
+        for link in chain.from_iterable(agent.chain for agent in self.agents):
+            if name is None or link.provider == name:
+                return replace(link, model=model or link.model)
         if name is None or name not in self.defaults:
             raise NothingToTest(
-                f"there is no provider {name!r}; `exogate provider list` shows them"
+                f"no provider {name!r}; `exogate provider list` shows all providers"
             )
         model = model or self.defaults[name]
         if model is None:
-            raise NothingToTest(f"no agent uses the provider {name!r}; say which --model to ask")
+            raise NothingToTest(f"no agent uses the provider {name!r}; name a model with --model")
         return AgentDef(AgentId(name), name, model)
 
 
@@ -310,40 +306,39 @@ class EventMethods:
         types = None if params.types is None else frozenset(map(_type_named, params.types))
         text = params.session_key
         key = None if text is None else visible_key(call.principal, text)
-        hear = partial(_tell, call.peer, call.principal, key)
-        call.after_answer.append(lambda: self._begin(call.peer, hear, types))
+        listener = partial(_notify, call.peer, call.principal, key)
+        call.after_answer.append(lambda: self._begin(call.peer, listener, types))
         shown = None if types is None else sorted(types)
         return api.Subscribed(types=shown, session_key=text)
 
     def _begin(
-        self, peer: Peer, hear: Callable[[Event], None], types: frozenset[str] | None
+        self, peer: Peer, listener: Callable[[Event], None], types: frozenset[str] | None
     ) -> None:
-        """A second subscription of a connection takes the place of the first."""
+        """Subscribes a connection. A second subscription replaces its first."""
         if not peer.is_open:
             return
         if stop := self._stops.get(id(peer)):
             stop()
         else:
             peer.on_close(lambda: self._stops.pop(id(peer))())
-        self._stops[id(peer)] = self.bus.subscribe(hear, types=types)
+        self._stops[id(peer)] = self.bus.subscribe(listener, types=types)
 
 
 def _type_named(name: str) -> str:
     """Raises InvalidParams."""
     kind = kind_named(name)
     if kind is None:
-        what = f"no event is called {name[:64]!r}{did_you_mean(name, api.EVENT_NAMES)}"
-        raise InvalidParams(f"types: {what}", [("types", what)])
+        raise wrong("types", f"no event {name[:64]!r}{meant(name, api.EVENT_NAMES)}")
     return kind.type
 
 
-def _tell(peer: Peer, principal: Principal, only: SessionKey | None, event: Event) -> None:
-    if (only is None or event.session_key == only) and _sees(principal, event.session_key):
+def _notify(peer: Peer, principal: Principal, only: SessionKey | None, event: Event) -> None:
+    if (only is None or event.session_key == only) and _can_see(principal, event.session_key):
         peer.notify("event", encode(event))
 
 
-def _sees(principal: Principal, key: SessionKey | None) -> bool:
-    """What belongs to no session is for those who may read everything."""
+def _can_see(principal: Principal, key: SessionKey | None) -> bool:
+    """True if the principal can see events of the session. Events without a session need 'read' for all agents."""
     if key is None:
         return has_scope(principal, "read") and principal.agents is None
     return can_see_session(principal, key)
@@ -376,7 +371,7 @@ class ConfigMethods:
 
 @dataclass(frozen=True, slots=True)
 class PluginCallMethods:
-    """A tool is called as for an agent that has this plugin alone."""
+    """Calls a tool of a plugin, as for an agent that has only this plugin."""
 
     gate: ToolGate
     plugins: Callable[[], Sequence[PluginInfo]]
@@ -390,6 +385,6 @@ class PluginCallMethods:
         tool = params.tool if params.tool in offered else f"{params.name}__{params.tool}"
         run_id, principal = RunId(f"r_{self.ids.new()}"), call.principal.name
         key = SessionKey(agent.id, "cli", "plugin-call", principal)
-        asked = ToolCall(run_id, tool, encode(params.arguments or {}).decode())
-        result = await self.gate.whole(agent, asked, ToolScope(key, run_id, principal, run_id))
+        tool_call = ToolCall(run_id, tool, encode(params.arguments or {}).decode())
+        result = await self.gate.whole(agent, tool_call, ToolScope(key, run_id, principal, run_id))
         return api.PluginCalled(ok=not result.is_error, output=result.content)

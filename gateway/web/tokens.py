@@ -1,4 +1,4 @@
-"""token.*: tokens that are handed out while the gateway runs, in force at once and until they are revoked."""
+"""token.*: tokens created while the gateway runs, valid at once until they expire or are revoked."""
 
 import logging
 import os
@@ -24,40 +24,39 @@ from gateway.web.settings import TokenDef
 
 log = logging.getLogger(__name__)
 
-LINGERS = timedelta(days=1)
-NOTED_S = 60.0  # between two notes of when a token was last used
+LINGERS = timedelta(days=1)  # the limits of a revoked token stay for its accepted runs
+NOTED_S = 60.0  # between two notes of the latest use of a token
 
 
 @dataclass(slots=True)
 class TokenRegistry:
-    """Created tokens as the store has them, put in force: who is let in by them, and what they may spend."""
+    """The created tokens of the store. It passes them to authentication and their limits to the budgets."""
 
     store: TokenStore
     ledger: Ledger
     limits: LiveBudgets
     clock: Clock
     tokens: Sequence[CreatedToken] = ()
-    publish: Callable[[], object] = lambda: None  # other gateways look at the store too
+    publish: Callable[[], object] = lambda: None  # makes other gateways read the store
     _identities: list[Identities] = field(default_factory=list)
     _version: int = 0
     _noted: dict[bytes, float] = field(default_factory=dict)
     _turn: anyio.Lock = field(default_factory=anyio.Lock)
 
     def attach(self, identities: Identities) -> None:
-        """These let in whoever has one of the tokens."""
+        """Keeps these identities up to date with the tokens."""
         self._identities.append(identities)
         identities.replace_created(self.tokens)
 
     async def load(self) -> None:
-        """Raises StoreUnavailable. One after the other: what was read first must not count last."""
-        async with self._turn:
+        """Reads the tokens. Raises StoreUnavailable."""
+        async with self._turn:  # an earlier read must not replace a later one
             self.tokens = await self.store.tokens()
             self.limits.of_created(self._budgets())
             for identities in self._identities:
                 identities.replace_created(self.tokens)
 
     def _budgets(self) -> Mapping[str, TokenBudget]:
-        """Also of tokens that were revoked lately: their accepted runs go on."""
         since = self.clock.now() - LINGERS
         lingering = [one for one in self.tokens if one.revoked_at and one.revoked_at > since]
         in_force = [one for one in self.tokens if one.revoked_at is None]
@@ -65,7 +64,7 @@ class TokenRegistry:
         return {name: budget for name, budget in found.items() if budget is not None}
 
     async def refresh(self) -> None:
-        """Takes over what another gateway has changed in the store that they share."""
+        """Reads the tokens and raises that another gateway has changed in the shared store."""
         version = await self.store.version()
         if version != self._version:
             await self.load()
@@ -107,7 +106,7 @@ class TokenMethods:
             "name": token.name,
             "scopes": sorted(scopes),
             "expires_at": expires_at and expires_at.isoformat(),
-            "budget": _told(token.budget),
+            "budget": _limits(token.budget),
             "inherits": params.inherit,
         }
         event = AuditEvent(now, "token.created", by.name, detail)
@@ -129,7 +128,7 @@ class TokenMethods:
         is_created = any(one.name == name and one.revoked_at is None for one in self.keys.tokens)
         if not is_created and name in self._file_names:
             raise Conflict(
-                f"the token {name!r} is one of the configuration file: remove its [[tokens]] there"
+                f"the token {name!r} is in the configuration file: remove its [[tokens]]"
             )
         event = AuditEvent(now, "token.revoked", call.principal.name, {"name": name})
         await self.keys.store.revoke(name, event)
@@ -148,26 +147,24 @@ class TokenMethods:
         if name in OPERATORS:
             raise Conflict(f"{name!r} is the name of the local operator: choose another name")
         if name in self._file_names:
-            raise Conflict(
-                f"there is a token {name!r} in the configuration file: choose another name"
-            )
+            raise Conflict(f"the configuration file has a token {name!r}: choose another name")
 
     def _scopes(self, by: Principal, params: api.CreateToken) -> frozenset[str]:
-        """Nobody gives what they do not have: who reaches some agents only gives these at most."""
+        """Returns the scopes of a new token. It reaches at most the agents of its creator."""
         given = frozenset([*(params.scopes or ("chat",)), *map(AGENT.__add__, params.agents or ())])
         wanted = principal(params.name, given)
         if unknown := sorted(wanted.scopes - SCOPES):
             one = unknown[0]
             raise wrong(
-                "scopes", f"{one[:64]!r} is no scope; {choose(one, (*sorted(SCOPES), 'agent:ID'))}"
+                "scopes", f"no scope {one[:64]!r}; {choose(one, (*sorted(SCOPES), 'agent:ID'))}"
             )
         if not wanted.scopes:
-            raise wrong("scopes", "name at least one that is no agent:ID")
+            raise wrong("scopes", "name at least one scope besides agent:ID")
         agents = wanted.agents or frozenset()
         if missing := sorted(agents - {*self.agents}):
             raise NotFound(f"agent {missing[0][:64]!r}")
         if by.agents is not None and not (agents and agents <= by.agents):
-            raise Forbidden("your token reaches some agents only: name some of these with --agent")
+            raise Forbidden("your token reaches only some agents: name some of them with --agent")
         return given
 
 
@@ -178,7 +175,7 @@ def _expiry(text: str, now: datetime) -> datetime:
     except ValueError as error:
         raise wrong("expires", str(error)) from None
     if found <= now:
-        raise wrong("expires", "that is in the past")
+        raise wrong("expires", "the time is in the past")
     return found
 
 
@@ -188,8 +185,8 @@ def _budget(given: int | api.TokenLimits) -> TokenBudget:
     return TokenBudget(Limit(given.session), Limit(given.daily), Limit(given.monthly))
 
 
-def _told(budget: TokenBudget | None) -> dict[str, object] | None:
-    """The limits that there are."""
+def _limits(budget: TokenBudget | None) -> dict[str, object] | None:
+    """Returns the limits that are set."""
     if budget is None:
         return None
     limits = {name: getattr(budget, name) for name in ("session", "daily", "monthly")}
@@ -202,34 +199,19 @@ def _told(budget: TokenBudget | None) -> dict[str, object] | None:
 
 
 def _row(token: CreatedToken, now: datetime) -> api.TokenRow:
-    state = token.state(now)
-    return build(
-        api.TokenRow,
-        _rights(token.name, token.scopes, token.budget),
-        token,
-        source="created",
-        state=state,
-    )
+    rights = _rights(token.name, token.scopes, token.budget)
+    return build(api.TokenRow, rights, token, source="created", state=token.state(now))
 
 
 def _file_row(token: TokenDef, now: datetime, limits: LiveBudgets) -> api.TokenRow:
     is_over = token.expires_at is not None and token.expires_at <= now
-    budget = limits.now.tokens.get(token.name)
-    return build(
-        api.TokenRow,
-        _rights(token.name, token.scopes, budget),
-        source="file",
-        state="expired" if is_over else "active",
-        hint=None,
-        created_at=None,
-        created_by=None,
-        expires_at=token.expires_at,
-        revoked_at=None,
-        last_used_at=None,
-    )
+    rights = _rights(token.name, token.scopes, limits.now.tokens.get(token.name))
+    unknown = dict.fromkeys(("hint", "created_at", "created_by", "revoked_at", "last_used_at"))
+    state = "expired" if is_over else "active"
+    return build(api.TokenRow, rights, unknown, token, source="file", state=state)
 
 
 def _rights(name: str, scopes: frozenset[str], budget: TokenBudget | None) -> dict[str, object]:
     who = principal(name, scopes)
     agents, own = sorted(who.agents or ()), sorted(who.scopes)
-    return {"name": name, "scopes": own, "agents": agents, "budget": _told(budget)}
+    return {"name": name, "scopes": own, "agents": agents, "budget": _limits(budget)}

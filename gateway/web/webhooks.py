@@ -1,4 +1,4 @@
-"""/webhooks/NAME: calls of platforms, which present no credential of ours but prove who they are."""
+"""/webhooks/NAME: calls of platforms, which carry no token of the gateway but prove their origin."""
 
 from dataclasses import dataclass
 
@@ -14,15 +14,15 @@ from gateway.web.responses import error_response
 from gateway.web.wire.visitors import check_length
 
 PREFIX = b"/webhooks/"
-MOST_BYTES_AT_ONCE = 128 * 1024 * 1024  # of bodies that nobody has vouched for yet
-SMALL = 16 * 1024  # such a one always gets in: strangers with large ones must not keep it out
+MOST_BYTES_AT_ONCE = 128 * 1024 * 1024  # of bodies that are not verified yet
+SMALL = 16 * 1024  # a body of this size is always read: large bodies of others must not block it
 
 _UNPROVED = "the call does not prove that it comes from the platform of this channel"
 
 
 @dataclass(slots=True)
 class WebhookRoutes:
-    """ASGI; what is refused reads as anywhere else, and says nothing of why."""
+    """The ASGI application of webhooks. A refusal does not say what failed in the proof."""
 
     webhooks: Webhooks
     max_body_bytes: int
@@ -38,7 +38,7 @@ class WebhookRoutes:
         await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
-        """Raises MethodNotAllowed, NotHere, BodyTooLarge, InvalidRequest, Busy."""
+        """Passes a call to its channel. Raises MethodNotAllowed, NotHere, BodyTooLarge, InvalidRequest, Busy."""
         if scope["method"] not in METHODS:
             raise MethodNotAllowed(", ".join(METHODS))
         name, slash, rest = scope["raw_path"].removeprefix(PREFIX).decode("latin-1").partition("/")
@@ -55,7 +55,10 @@ class WebhookRoutes:
                 scope["method"],
                 slash + rest,
                 scope["query_string"].decode("latin-1"),
-                tuple(_header(*pair) for pair in scope["headers"]),
+                tuple(
+                    (name.decode("latin-1").lower(), value.decode("latin-1").strip(" \t"))
+                    for name, value in scope["headers"]
+                ),
                 b"".join(parts),
             )
             return _response(await self.webhooks.receive(call), limit)
@@ -81,33 +84,28 @@ class WebhookRoutes:
 
 
 def is_webhook(scope: Scope) -> bool:
-    """By the address as it was sent: another spelling of it is no webhook's."""
+    """True if the raw path, as it was sent, is that of a webhook. Encoded spellings are not."""
     raw: bytes = scope["raw_path"]
     return raw.startswith(PREFIX)
 
 
-def _header(name: bytes, value: bytes) -> tuple[str, str]:
-    return name.decode("latin-1").lower(), value.decode("latin-1").strip(" \t")
-
-
 def _response(answer: WebhookAnswer, limit: int) -> Response:
-    """What a channel refuses without a word gets the same words from all of them."""
+    """Returns the answer of a channel. A refusal without a body gets the gateway's own error."""
     headers = dict(answer.headers)
     if answer.status < 400 or answer.body:
         return Response(answer.body, answer.status, headers)
-    if answer.status == 413:
-        return error_response(BodyTooLarge(limit))
-    if answer.status == 503:
-        return error_response(Busy("nothing was accepted", float(headers.get("retry-after", 1))))
-    if answer.status == 404:
-        return error_response(NotHere())
-    if answer.status in {401, 403}:
-        unproved = Unauthorized if answer.status == 401 else Forbidden
-        return error_response(unproved(_UNPROVED))
-    return _internal(answer)
-
-
-def _internal(answer: WebhookAnswer) -> Response:
-    response = error_response(RuntimeError())
+    error: Exception = RuntimeError()
+    match answer.status:
+        case 413:
+            error = BodyTooLarge(limit)
+        case 503:
+            error = Busy("nothing was accepted", float(headers.get("retry-after", 1)))
+        case 404:
+            error = NotHere()
+        case 401:
+            error = Unauthorized(_UNPROVED)
+        case 403:
+            error = Forbidden(_UNPROVED)
+    response = error_response(error)
     response.status_code = answer.status
     return response

@@ -54,19 +54,25 @@ def test_a_description_becomes_recipes() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"verify": []}, "a webhook that nobody can verify"),
+        ({"verify": []}, "verify: required for a webhook"),
         ({"verify": {**VERIFY, "secrte": "x"}}, "secrte"),
         ({"verify": {**VERIFY, "type": "none"}}, "type"),
-        ({"verify": {**VERIFY, "secret": None}}, "hmac_sha256 and token need one"),
-        ({"verify": {**VERIFY, "signs": "{timestamp}{body}"}}, "a timestamp that is not signed"),
-        ({"verify": {**VERIFY, "timestamp_header": "x-time"}}, "a timestamp that is not signed"),
-        ({"verify": {**VERIFY, "signs": "v0"}}, "it has to contain {body}"),
+        ({"verify": {**VERIFY, "secret": None}}, "secret: required for hmac_sha256"),
+        (
+            {"verify": {**VERIFY, "signs": "{timestamp}{body}"}},
+            "{timestamp} and timestamp_header need",
+        ),
+        (
+            {"verify": {**VERIFY, "timestamp_header": "x-time"}},
+            "{timestamp} and timestamp_header need",
+        ),
+        ({"verify": {**VERIFY, "signs": "v0"}}, "must contain {body}"),
         ({"verify": {**VERIFY, "window_s": 86_400}}, "window_s"),
-        ({"transports": []}, "one at least"),
-        ({"transports": [{"type": "webhook"}, {"type": "webhook"}]}, "each once"),
-        ({"transports": [{**SOCKET, "url": None}]}, "one of the two"),
+        ({"transports": []}, "at least one"),
+        ({"transports": [{"type": "webhook"}, {"type": "webhook"}]}, "each type once"),
+        ({"transports": [{**SOCKET, "url": None}]}, "set exactly one"),
         ({"limits": {"text": "long"}}, "limits.text"),
-        ({"outbound": {"secrets": ["signing_secret"]}}, "what proves who calls"),
+        ({"outbound": {"secrets": ["signing_secret"]}}, "a secret that verifies calls"),
         (
             {
                 "transports": [
@@ -77,14 +83,20 @@ def test_a_description_becomes_recipes() -> None:
                 ],
                 "outbound": {"secrets": ["verify"]},
             },
-            "what proves who calls",
+            "a secret that verifies calls",
         ),
-        ({"limits": {"text": 0}}, "text: 1 to"),
-        ({"limits": {"rates": [{"scope": "peer", "count": 0, "per_s": 1.0}]}}, "count: 1 to"),
-        ({"limits": {"rates": [{"scope": "peer", "count": 1, "per_s": 0.0}]}}, "per_s: 0.001 to"),
-        ({"outbound": {"edits": True, "edit_every_s": 0.0}}, "edit_every_s: 0.1 to"),
-        ({"outbound": {"edit_every_s_group": -1.0}}, "edit_every_s_group: 0.1 to"),
-        ({"outbound": {"typing_every_s": 0.0}}, "typing_every_s: 1 to"),
+        ({"limits": {"text": 0}}, "text: must be 1 to"),
+        (
+            {"limits": {"rates": [{"scope": "peer", "count": 0, "per_s": 1.0}]}},
+            "count: must be 1 to",
+        ),
+        (
+            {"limits": {"rates": [{"scope": "peer", "count": 1, "per_s": 0.0}]}},
+            "per_s: must be 0.001 to",
+        ),
+        ({"outbound": {"edits": True, "edit_every_s": 0.0}}, "edit_every_s: must be 0.1 to"),
+        ({"outbound": {"edit_every_s_group": -1.0}}, "edit_every_s_group: must be 0.1 to"),
+        ({"outbound": {"typing_every_s": 0.0}}, "typing_every_s: must be 1 to"),
         ({"outbound": {"typing_every_s": float("nan")}}, "a finite number"),
         (
             {"transports": [{**SOCKET, "heartbeat": {"frame": {}, "every_s": float("nan")}}]},
@@ -95,7 +107,7 @@ def test_a_description_becomes_recipes() -> None:
 def test_a_recipe_that_proves_nothing_or_is_misspelt_is_refused(
     change: dict[str, Any], why: str
 ) -> None:
-    with pytest.raises(ValueError, match="what it describes cannot be used") as refused:
+    with pytest.raises(ValueError, match="its description is invalid") as refused:
         read_description(json.dumps({**WEBHOOK, **change}))
 
     assert why in str(refused.value)

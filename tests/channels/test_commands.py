@@ -142,7 +142,7 @@ async def test_a_command_that_stands_alone_does_nothing_with_words_behind_it(nam
         told = await chat.give(f"/{name} what is the weather like?")
 
         record = await chat.stores.sessions.find_session(ANN)
-    assert "nothing was done" in told
+    assert "Nothing was done" in told
     assert record is not None
     assert record.head is not None
 
@@ -182,7 +182,7 @@ async def test_usage_tells_this_chat_to_everybody_and_the_rest_to_owners() -> No
     assert (
         re.findall(r"^- ([^:]+): ([\d,]+)(.*)$", owners, re.MULTILINE)[0][2] == " of 1,000 tokens"
     )
-    assert re.search(r"Today, all together: [1-9]\d* of 5,000 tokens", owners)
+    assert re.search(r"Today, in total: [1-9]\d* of 5,000 tokens", owners)
     for told in (others, in_a_room):
         assert re.fullmatch(r"- This chat: \d+ of 1,000 tokens", told)
 
@@ -195,10 +195,10 @@ async def test_status_tells_of_agent_model_queue_and_context() -> None:
         told = await chat.give("/status")
 
     assert "Agent `a`, model `fake-1`" in fresh
-    assert "last shown" not in fresh
+    assert "last context" not in fresh
     assert "Queue `followup`: 0 running, 0 queued" in told
     assert "2 messages in this chat" in told
-    assert re.search(r"The model was last shown [1-9]\d* of 128,000 tokens", told)
+    assert re.search(r"The last context had [1-9]\d* of 128,000 tokens", told)
 
 
 async def test_context_tells_the_parts_of_what_was_last_shown() -> None:
@@ -208,8 +208,8 @@ async def test_context_tells_the_parts_of_what_was_last_shown() -> None:
         await chat.stage.until_idle()
         told = await chat.give("/context")
 
-    assert nothing == "No model was shown anything here yet."
-    total = int(re.findall(r"last shown ([\d,]+) of", told)[0].replace(",", ""))
+    assert nothing == "There is no context of an answer in this chat."
+    total = int(re.findall(r"last context had ([\d,]+) of", told)[0].replace(",", ""))
     parts = [
         int(one.replace(",", "")) for one in re.findall(r"^- \w+: ([\d,]+)", told, re.MULTILINE)
     ]
@@ -230,9 +230,9 @@ async def test_a_model_is_chosen_among_those_of_the_agent_for_this_chat_until_it
         await chat.say("hello")
         await chat.stage.until_idle()
 
-    assert "There is no such model" in wrong
-    assert "until `/new`, or until the gateway restarts" in right
-    assert now.startswith("`fake-2` answers here, of `fake-1`, `fake-2`.")
+    assert "there is no such model" in wrong
+    assert "until `/new` or a restart of the gateway" in right
+    assert now.startswith("The model is `fake-2`; available: `fake-1`, `fake-2`.")
     assert [request.model for request in chat.asked] == ["fake-2", "fake-1", "fake-1"]
 
 
@@ -261,8 +261,8 @@ async def test_a_queue_mode_is_chosen_for_this_chat() -> None:
 
     later = sorted(model.questions[2:])
     assert "no such mode" in wrong
-    assert "The queue is `collect` from now on" in right
-    assert now.startswith("The queue is `collect`, of `followup`, `collect`")
+    assert "The queue mode is now `collect`" in right
+    assert now.startswith("The queue mode is `collect`; available: `followup`, `collect`")
     assert later == [["ann-two", "ann-three"], ["ben-three"], ["ben-two"]]
 
 
@@ -275,7 +275,7 @@ async def test_memory_tells_and_finds_what_is_known_of_the_person() -> None:
 
         told, found = await chat.give("/memory"), await chat.give("/memory boats")
 
-    assert nothing == ("Nothing is known yet.", "Nothing was found.")
+    assert nothing == ("No facts are known yet.", "Nothing was found.")
     assert told.splitlines() == [
         "- user likes: blue boats (since 2026-01-01)",
         "- user likes: fast cars (since 2026-01-01)",
@@ -337,7 +337,7 @@ async def test_an_owner_decides_who_may_talk_on_their_account_and_no_other() -> 
     assert (approved, denied) == ("`ben` (`Ben`) approved", "`cleo` (`Cleo`) denied")
     assert (
         elsewhere
-        == "Nothing was changed: no pairing request has that code: a code works once, for an hour."
+        == "Nothing was changed: no pairing request has that code; a code is valid once, for one hour."
     )
     assert "Write" in usage
     assert entry.actor == "chat:default:ann"

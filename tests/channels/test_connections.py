@@ -162,7 +162,9 @@ async def test_an_error_of_our_own_is_logged_whole_and_not_the_end(
     failures = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert [record.getMessage() for record in failures] == ["channel_failed"] * 2
     assert failures[0].exc_info is not None
-    assert world.health.status.why == "an error of the gateway, see its log: ZeroDivisionError"
+    assert (
+        world.health.status.why == "internal error (ZeroDivisionError); see the log of the gateway"
+    )
 
 
 SET_UP = CallRecipe("{api_base}/setWebhook?url={webhook_url}")

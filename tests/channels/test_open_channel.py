@@ -244,7 +244,7 @@ async def test_what_no_adapter_could_read_is_taken_once_it_can() -> None:
         (letter,) = kept.heard
 
         said.append(AdapterFailed("still"))
-        with pytest.raises(Conflict, match="it cannot be read now either: still"):
+        with pytest.raises(Conflict, match="the message is still unreadable: still"):
             await channel.retry_message(letter)
         await channel.retry_message(letter)
 

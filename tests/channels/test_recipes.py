@@ -90,7 +90,7 @@ def test_a_body_that_is_no_json_is_filled_as_text() -> None:
 
 
 def test_a_body_that_only_looks_like_json_is_refused() -> None:
-    with pytest.raises(Denied, match="no JSON"):
+    with pytest.raises(Denied, match="not JSON"):
         fill_call(CallRecipe("https://a", body="{nothing}"), Values())
 
 
@@ -98,7 +98,7 @@ def test_a_body_that_only_looks_like_json_is_refused() -> None:
     "text", ["{api_base}/x", "{config.chat}", "{kept.session.id}", "{frame.d.none}", "{config.no}"]
 )
 def test_a_recipe_that_names_something_absent_is_not_made(text: str) -> None:
-    with pytest.raises(RecipeUnfilled, match="there is none"):
+    with pytest.raises(RecipeUnfilled, match="which has no value"):
         fill_url(text, Values(config={"no": None}, frame=FRAME))
 
 

@@ -134,7 +134,7 @@ async def test_two_channels_that_may_take_each_others_calls_are_both_refused() -
 
         assert set(room.webhooks.addresses) == {"own"}
         assert [one.state for one in room.statuses()] == ["refused", "refused", "starting"]
-        assert "as those of work" in (room.statuses()[0].why or "")
+        assert "a secret or key with work" in (room.statuses()[0].why or "")
         assert KEY not in str(room.statuses())
 
 

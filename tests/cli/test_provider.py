@@ -91,7 +91,7 @@ def test_a_provider_that_is_not_there_is_said_so(alone: Shell) -> None:
     ran = alone("provider", "test", "openai")
 
     assert ran.code == 1
-    assert "there is no provider 'openai'" in ran.err
+    assert "no provider 'openai'" in ran.err
 
 
 @pytest.mark.parametrize("name", ["gemini", "openrouter", "ollama", "mine"])

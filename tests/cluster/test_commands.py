@@ -105,11 +105,12 @@ async def test_a_model_that_is_chosen_at_one_gateway_answers_at_the_other(
         await said_by(chat, "m says one")
         await chat.say("/model m2")
         await said_by(
-            chat, "From your next message on `m2` answers. It holds in this chat until `/new`."
+            chat,
+            "The model is `m2` from your next message on. This applies to this chat until `/new`.",
         )
         chat.gateway = nodes.nodes[owner].url  # which has not looked yet
         await chat.say("/queue collect")
-        await said_by(chat, "The queue is `collect` from now on.")
+        await said_by(chat, "The queue mode is now `collect`.")
         await chat.say("two")
         await said_by(chat, "m2 says two")
         chat.gateway = nodes.nodes[other].url
@@ -118,7 +119,7 @@ async def test_a_model_that_is_chosen_at_one_gateway_answers_at_the_other(
         await chat.say("three")
         await said_by(chat, "m2 says three")
         await chat.say("/new")
-        await said_by(chat, "begins a new conversation")
+        await said_by(chat, "starts a new conversation")
         await anyio.sleep(LATE_S if nats is None else 0.5)
         await chat.say("four")
         await said_by(chat, "m says four")

@@ -187,4 +187,4 @@ async def test_a_result_of_ten_thousand_parts_is_refused(tmp_path: Path) -> None
         await stage.gate.prepare(stage.agent)
         result = await stage.call("echo")
 
-    assert "cannot be read" in result.content
+    assert "unreadable answer" in result.content

@@ -97,7 +97,7 @@ async def test_a_call_that_is_cut_off_harms_no_other(tmp_path: Path) -> None:
         await stage.gate.prepare(stage.agent)
         odd, bystander = await beside_another(fake, stage, "odd")
 
-    assert "may have been carried out all the same" in odd.content
+    assert "may have been executed" in odd.content
     assert bystander.content == "undisturbed"
     assert called == ["odd"]
 
@@ -137,7 +137,7 @@ async def test_an_answer_that_is_too_large_harms_no_other(
         odd, bystander = await beside_another(fake, stage, "odd")
 
     assert odd.is_error
-    assert odd.content == "books__odd: It answered with more than 50000 values."
+    assert odd.content == "books__odd: the answer has more than 50000 values"
     assert bystander.content == "undisturbed"
     assert called == ["odd"]
 

@@ -55,7 +55,7 @@ async def test_what_a_server_repeats_of_its_secrets_reaches_nobody(
             status = again.server.status
 
     assert all("I was sent ***." in one for one in [*told, str(status.why)])
-    assert lacking.why == "The tools of 'books' are not available: it is away."
+    assert lacking.why == "The tools of 'books' are not available: it is unreachable."
     logged = "".join(str(record.__dict__) for record in caplog.records)
     assert "s3cret-0f" not in logged + "".join([*told, lacking.why, str(status)])
 
@@ -84,7 +84,7 @@ async def test_a_store_that_fails_takes_a_server_away_and_nothing_else(tmp_path:
                 names = stage.names()
 
     assert lacking.server == "books"
-    assert "what its tools were cannot be read" in why
+    assert "the pins of its tools cannot be read" in why
     assert names == ["books__echo"]
 
 

@@ -65,7 +65,7 @@ def test_an_odd_part_is_left_out_or_refused_and_never_a_crash(name: str) -> None
 
         if answer.tag == "ok":
             why = why_refused(answer.payload)
-            assert why is None or "has to have 1 to" in why  # an id that is empty or endless
+            assert why is None or "must have 1 to" in why  # an id that is empty or endless
         else:
             assert len(answer.payload) > 10  # a sentence
 

@@ -17,7 +17,7 @@ from gateway.api.declarations import CHAT, Method, Params, Scope
 from gateway.api.methods import METHODS
 from gateway.api.operating import Ping
 from gateway.domain.errors import GatewayError
-from gateway.web.asgi import WebApp, build, method_routes, principal_of
+from gateway.web.asgi import WebApp, method_routes, principal_of
 from gateway.web.identity import Identities
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Handler, Registry
@@ -180,13 +180,8 @@ async def running(
         registry = Registry(declared, methods)
     else:
         registry = registry_of(methods)
-    app = build(
-        settings,
-        registry,
-        routes=[*method_routes(registry), *routes],
-        ready=ready,
-        identities=identities,
-    )
+    all_routes = [*method_routes(registry), *routes]
+    app = WebApp(settings, registry, identities, ready=ready, routes=all_routes)
     server = WebServer(app, settings)
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:

@@ -177,7 +177,7 @@ USED = {"type": "usage", "input_tokens": 3, "output_tokens": 2}
 def told(*events: dict[str, Any]) -> tuple[AnswerText, str]:
     """And what was told in pieces."""
     telling = AnswerText()
-    deltas = [delta for event in events for delta in telling.take(event)]
+    deltas = [delta for event in events for delta in telling.add(event)]
     return telling, "".join(delta.content or "" for delta in deltas)
 
 
@@ -185,7 +185,7 @@ def test_thinking_is_told_apart_and_the_usage_of_all_calls_is_one() -> None:
     thinking = {"type": "thinking", "content": "hm"}
     telling, pieces = told(thinking, content("a"), USED, USED, done("a"))
 
-    assert plain(telling.take(thinking)) == [{"reasoning_content": "hm"}]
+    assert plain(telling.add(thinking)) == [{"reasoning_content": "hm"}]
     assert pieces == telling.text == "a"
     assert plain(telling.usage) == {"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10}
 

@@ -21,7 +21,7 @@ class Elsewhere:
 
 
 def test_only_what_may_be_absent_is_not_required() -> None:
-    schemas = schemas_of(told=[Told], read=[Asked])
+    schemas = schemas_of(outputs=[Told], inputs=[Asked])
 
     assert schemas.components["Told"]["required"] == ["name"]
     assert "required" not in schemas.components["Asked"]
@@ -29,16 +29,16 @@ def test_only_what_may_be_absent_is_not_required() -> None:
 
 
 def test_a_type_is_described_once_and_referred_to_wherever_it_stands() -> None:
-    schemas = schemas_of(told=[Told, list[Told]])
+    schemas = schemas_of(outputs=[Told, list[Told]])
 
     place = {"$ref": "#/components/schemas/Told"}
-    assert schemas.told(Told) == place
-    assert schemas.told(list[Told]) == {"type": "array", "items": place}
+    assert schemas.output(Told) == place
+    assert schemas.output(list[Told]) == {"type": "array", "items": place}
     assert schemas.components["Told"]["description"] == "A word for it."
 
 
 def test_two_types_of_one_name_keep_apart() -> None:
-    schemas = schemas_of(told=[Told, Elsewhere.Told])
+    schemas = schemas_of(outputs=[Told, Elsewhere.Told])
 
     assert len(schemas.components) == 2
-    assert schemas.told(Told) != schemas.told(Elsewhere.Told)
+    assert schemas.output(Told) != schemas.output(Elsewhere.Told)

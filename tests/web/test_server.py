@@ -13,7 +13,7 @@ from starlette.routing import Route
 from websockets.exceptions import ConnectionClosed
 
 from gateway.api.errors import AddressInUse, CannotListen
-from gateway.web.asgi import build
+from gateway.web.asgi import WebApp
 from gateway.web.identity import Identities
 from gateway.web.responses import json_response
 from gateway.web.rpc import Registry
@@ -37,11 +37,8 @@ async def test_a_free_port_is_found_and_told() -> None:
 async def test_a_busy_port_is_named() -> None:
     async with running() as site:
         settings = replace(OPEN, port=site.address.port)
-        app = build(
-            settings,
-            Registry((), {}),
-            ready=always_ready,
-            identities=Identities(settings, FakeClock()),
+        app = WebApp(
+            settings, Registry((), {}), Identities(settings, FakeClock()), ready=always_ready
         )
 
         with pytest.raises(AddressInUse, match=str(site.address.port)):
@@ -52,9 +49,7 @@ async def test_a_busy_port_is_named() -> None:
 @pytest.mark.parametrize("bind", ["192.0.2.1", "no.such.name.invalid"])
 async def test_an_address_that_is_not_ours_is_named(bind: str) -> None:
     settings = replace(OPEN, bind=bind)
-    app = build(
-        settings, Registry((), {}), ready=always_ready, identities=Identities(settings, FakeClock())
-    )
+    app = WebApp(settings, Registry((), {}), Identities(settings, FakeClock()), ready=always_ready)
 
     with pytest.raises(CannotListen, match=bind), anyio.fail_after(60):
         await WebServer(app, settings).serve()
@@ -105,11 +100,11 @@ async def test_who_does_not_finish_in_time_is_cut_off() -> None:
         raise AssertionError
 
     settings = replace(OPEN, port=0)
-    app = build(
+    app = WebApp(
         settings,
         Registry((), {}),
+        Identities(settings, FakeClock()),
         ready=always_ready,
-        identities=Identities(settings, FakeClock()),
         routes=(Route("/x", stuck),),
     )
     server = WebServer(app, settings)

@@ -14,7 +14,7 @@ from gateway.domain.sessions import SessionRecord
 from gateway.web.chat import message
 from gateway.web.responses import encode
 from gateway.web.sessions import session
-from gateway.web.status import plugin
+from gateway.web.status import describe_plugin
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 CALL = ToolCall("c1", "clock", '{"x":1}')
@@ -102,7 +102,7 @@ def test_a_tool_is_told_in_whatever_category_it_says_it_is() -> None:
     categories = ["vault", "thread", "code", "web", "meta", "astronomy", None]
     tools = tuple(ToolSpec(f"t{c}", "", family="p", category=c) for c in categories)
 
-    shown = plain(plugin(PluginInfo("p", "loaded", tools=tools), {}))
+    shown = plain(describe_plugin(PluginInfo("p", "loaded", tools=tools), {}))
 
     assert isinstance(shown["tools"], list)
     assert [tool["category"] for tool in shown["tools"]] == categories
@@ -111,4 +111,4 @@ def test_a_tool_is_told_in_whatever_category_it_says_it_is() -> None:
 def test_the_tools_of_a_plugin_that_is_not_loaded_are_not_told() -> None:
     info = PluginInfo("p", "refused", tools=(ToolSpec("t", "", "not JSON"),), why="too big")
 
-    assert plugin(info, {}).tools == []
+    assert describe_plugin(info, {}).tools == []

@@ -587,7 +587,17 @@ async def test_a_reader_that_lags_is_cut_off_and_nobody_waits_for_it() -> None:
         assert (await ask(healthy, "ping"))["result"] == "pong"
 
 
-async def test_a_reader_that_stalls_is_cut_off_after_its_deadline() -> None:
+def _masked(frame: str) -> bytes:
+    """Masked with zeros, so as it is."""
+    return bytes([0x81, 0x80 | len(frame)]) + bytes(4) + frame.encode()
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"write_deadline_s": 0.1, "send_queue_bytes": 10**9}, {"write_deadline_s": 600}],
+    ids=["after its deadline", "by one frame that is too large to wait"],
+)
+async def test_a_reader_that_stalls_is_cut_off(limits: dict[str, Any]) -> None:
     peers: list[Peer] = []
     ended = anyio.Event()
 
@@ -596,16 +606,15 @@ async def test_a_reader_that_stalls_is_cut_off_after_its_deadline() -> None:
         call.peer.on_close(ended.set)
         return "subscribed"
 
-    settings = WebSettings(port=0, write_deadline_s=0.1, close_linger_s=0.1, send_queue_bytes=10**9)
     async with (
-        running(settings, methods=(method("subscribe", subscribe),)) as site,
+        running(
+            replace(OPEN, close_linger_s=0.1, **limits), methods=(method("subscribe", subscribe),)
+        ) as site,
         await site.dial() as stream,
     ):
         await stream.send(_upgrade(site))
         await stream.receive()
-        # masked with zeros, so as it is
-        frame = request("subscribe").encode()
-        await stream.send(bytes([0x81, 0x80 | len(frame)]) + bytes(4) + frame)
+        await stream.send(_masked(request("subscribe")))
         while not peers:
             await anyio.lowlevel.checkpoint()
         peers[0].notify("big", b"1" * 20_000_000)
@@ -666,9 +675,7 @@ async def test_what_a_client_asks_for_is_bounded_by_what_it_reads() -> None:
     ):
         await stream.send(_upgrade(site))
         await stream.receive()
-        frame = request("large").encode()
-        masked = bytes([0x81, 0x80 | len(frame)]) + bytes(4) + frame
-        await stream.send(masked * 1_000)  # 200 MB, if all of them were answered
+        await stream.send(_masked(request("large")) * 1_000)  # 200 MB, if all of them were answered
         await anyio.wait_all_tasks_blocked()
         before = 0
         while len(asked) > before:
@@ -676,31 +683,6 @@ async def test_what_a_client_asks_for_is_bounded_by_what_it_reads() -> None:
             await anyio.sleep(0.05)
 
         assert len(asked) < 100
-
-
-async def test_one_frame_that_is_not_taken_ends_a_reader_like_many_do() -> None:
-    peers: list[Peer] = []
-    ended = anyio.Event()
-
-    def subscribe(call: Call, _params: Ping) -> str:
-        peers.append(call.peer)
-        call.peer.on_close(ended.set)
-        return "subscribed"
-
-    settings = replace(OPEN, write_deadline_s=600, close_linger_s=0.1)
-    async with (
-        running(settings, methods=(method("subscribe", subscribe),)) as site,
-        await site.dial() as stream,
-    ):
-        await stream.send(_upgrade(site))
-        await stream.receive()
-        frame = request("subscribe").encode()
-        await stream.send(bytes([0x81, 0x80 | len(frame)]) + bytes(4) + frame)
-        while not peers:
-            await anyio.lowlevel.checkpoint()
-        peers[0].notify("big", b"1" * 20_000_000)
-        with anyio.fail_after(60):
-            await ended.wait()
 
 
 async def test_pushes_reach_their_connection_alone() -> None:

@@ -93,7 +93,7 @@ class OpenConnections:
             self._groups[other] = group
         self.mark_unknown(other)
 
-    # whose they are
+    # addresses and authentication
 
     def assign_address(self, connection: OpenConnection, address: IpAddress | None) -> bool:
         """Counts the connection at this address only. Returns False if the address has too many."""
@@ -162,7 +162,7 @@ class OpenConnections:
                 heapq.heappush(sizes, (size + 1, group))
         return found
 
-    # how they end
+    # shutdown
 
     def shut_down_all(self) -> None:
         for connection in tuple(self._open):

@@ -380,7 +380,7 @@ class Wire(asyncio.Protocol):
         self._discarded = 0
         self._pongs = 0  # bytes, while the transport took nothing
 
-    # what the owner of the socket may do
+    # methods of the owner
 
     def listen(self, listener: Listener) -> None:
         self._in.listener = listener
@@ -425,7 +425,7 @@ class Wire(asyncio.Protocol):
         if not self._in.is_held and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    # what the server may do
+    # methods of the server
 
     def shutdown(self) -> None:
         self.close(CloseCode.SERVICE_RESTART, self._connections.reconnect_hint())
@@ -440,7 +440,7 @@ class Wire(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    # what the transport says
+    # callbacks of the transport
 
     def data_received(self, data: bytes) -> None:
         self._pinger.has_received = True
@@ -481,7 +481,7 @@ class Wire(asyncio.Protocol):
         if self._in.listener is not None:
             self._in.listener.room_available()
 
-    # how it ends
+    # closing
 
     def peer_ended(self, *, by_peer: bool) -> None:
         self._end()

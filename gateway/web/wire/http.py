@@ -3,10 +3,10 @@
 import asyncio
 import binascii
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import httptools
 from httptools import HttpParserError
@@ -127,13 +127,11 @@ class Handshake:
     answer: bytes
 
 
-class Admission(Protocol):
+class Admission(NamedTuple):
     """The right to open one socket."""
 
-    @property
-    def max_frame(self) -> int: ...
-
-    def start(self, wire: Wire) -> None: ...
+    max_frame: int
+    start: Callable[[Wire], None]
 
 
 class Admitter(Protocol):

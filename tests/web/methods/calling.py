@@ -9,7 +9,7 @@ from gateway.sessions.intake import Front
 from gateway.sessions.replay import Replayer
 from gateway.web.chat import ChatMethods
 from gateway.web.identity import Principal
-from gateway.web.rpc import Call, Handler, Registry, Request, encode_result, run_all
+from gateway.web.rpc import Handler, Registry, Request, encode_result, run_all
 from gateway.web.socket import SocketPeer, Workers
 from gateway.web.wire.frames import Wire
 from tests.fakes.promises import require_promised, require_promised_answer
@@ -73,11 +73,11 @@ async def call(
     """The result of a method as its caller reads it, the callbacks run as after the answer. Raises
     what it raises."""
     declared = [one for one in METHODS if one.name == name]
-    prepared = Registry(declared, {name: methods[name]}).prepare(Request(1, name, params), by)
-    made = Call(by, name, on or FakePeer())
-    answer = prepared.handler(made, prepared.params)
+    registry = Registry(declared, {name: methods[name]})
+    prepared = registry.prepare(Request(1, name, params), by, on or FakePeer())
+    answer = prepared.handler(prepared.call, prepared.params)
     result = await answer if prepared.waits else answer
-    run_all(made.after_answer)
+    run_all(prepared.call.after_answer)
     frame = json.loads(encode_result(1, result))
     require_promised_answer(name, frame)
     return frame["result"]

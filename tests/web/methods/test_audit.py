@@ -73,8 +73,8 @@ async def test_what_was_tampered_with_is_found(lost: str) -> None:
     assert (
         verdict["why"]
         == {
-            "changed": "entry 2 is not what was written there",
-            "taken out": "entry 3 is not what was written there",
+            "changed": "entry 2 does not follow the entry before it",
+            "taken out": "entry 3 does not follow the entry before it",
             "cut off": "no entry has that hash: the end is missing",
         }[lost]
     )

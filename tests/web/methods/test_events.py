@@ -109,12 +109,12 @@ async def test_types_go_by_all_their_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("params", "said"),
     [
-        ({"types": ["tool.call.succes"]}, "did you mean 'tool.call.success'"),
-        ({"types": ["QUERY_STRT"]}, "did you mean 'QUERY_START'"),
+        ({"types": ["tool.call.succes"]}, 'did you mean "tool.call.success"'),
+        ({"types": ["QUERY_STRT"]}, 'did you mean "QUERY_START"'),
         ({"types": []}, "types"),
         ({"types": "query.start"}, "types"),
         ({"types": ["query.start"] * 100}, "types"),
-        ({"type": ["query.start"]}, "did you mean 'types'"),
+        ({"type": ["query.start"]}, 'did you mean "types"'),
     ],
 )
 async def test_what_is_no_event_is_refused_with_what_was_meant(
@@ -173,7 +173,7 @@ async def test_a_refused_subscription_leaves_the_first_as_it_is() -> None:
 async def test_nothing_is_told_before_the_answer_nor_to_who_left_before_it() -> None:
     bus = Bus()
     peer = FakePeer()
-    made = Call(BOB, "events.subscribe", peer)
+    made = Call(BOB, peer)
 
     methods(bus)["events.subscribe"](made, EventsSubscribe())
     bus.publish(event())

@@ -120,7 +120,7 @@ async def test_what_was_learned_today_is_true_and_believed_today(today: str) -> 
 async def test_what_is_still_to_come_is_no_fact() -> None:
     async with open_memory() as stores:
         asked = methods(stores)
-        with pytest.raises(InvalidParams, match="still to come"):
+        with pytest.raises(InvalidParams, match="in the future"):
             await added(asked, {**LA, "valid_from": "2026-02-01"})
 
 

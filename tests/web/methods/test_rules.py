@@ -3,14 +3,16 @@
 from gateway.api.declarations import plain
 from gateway.control.rules import load_rules
 from gateway.domain.events import RefusedRules
-from gateway.web.status import rules
+from gateway.web.status import describe_rules
 from tests.fakes.rules import definitions, rule
 
 
 def test_rules_are_told_in_the_order_of_firing_with_the_files_that_are_refused() -> None:
     given = definitions(rule("priority = 1", "late") + rule("priority = 2", "early"))
 
-    told = plain(rules(load_rules(given, refused=(RefusedRules("bad.toml", "line 1: no rule"),))))
+    told = plain(
+        describe_rules(load_rules(given, refused=(RefusedRules("bad.toml", "line 1: no rule"),)))
+    )
 
     assert [one["id"] for one in told["rules"]] == ["early", "late"]
     assert {one["core"] for one in told["rules"]} == {False}

@@ -33,10 +33,10 @@ class Node:
 
     async def create(self, budget: int | None = None) -> str:
         params = CreateToken(name="phone", budget=budget)
-        return (await self.methods.token_create(Call(LOCAL, "token.create"), params)).token
+        return (await self.methods.token_create(Call(LOCAL), params)).token
 
     async def revoke(self, name: str = "phone") -> None:
-        await self.methods.token_revoke(Call(LOCAL, "token.revoke"), RevokeToken(name=name))
+        await self.methods.token_revoke(Call(LOCAL), RevokeToken(name=name))
 
     def lets_in(self, token: str) -> bool:
         try:
