@@ -95,15 +95,15 @@ class BudgetQueue:
         self.changes = 0  # how often a waiting call may have got a chance
 
     def claimed(self, scopes: Scopes, place: QueuePlace | None) -> Scopes:
-        """Those of the scopes that an earlier call waits for."""
+        """Returns the scopes that an earlier call waits for."""
         if place is None:
             return frozenset(scope for scope in scopes if scope in self._claims)
         earlier = takewhile(lambda other: other is not place, self.places)
         return scopes & NO_SCOPES.union(*(other.claims for other in earlier))
 
     def join(self, scopes: Scopes, whose: Hashable) -> QueuePlace:
-        """Adds a call that has tried: behind the other calls of its principal, and before calls with a
-        later turn."""
+        """Adds a call that has tried, behind the other calls of its principal and before calls with a later
+        turn."""
         first = self.places[0].turn if self.places else 0
         turn = max(first, self._turns.get(whose, -1) + 1)
         place = QueuePlace(scopes, turn)
@@ -135,8 +135,8 @@ class BudgetQueue:
         return frozenset(self._claims)
 
     def release(self, scopes: Scopes, first: int = 0) -> None:
-        """Lets the calls from a place on that one of the scopes blocks try again, each once it is its turn.
-        A reservation was settled, or a call claims the scopes no more."""
+        """Lets calls from the place `first` on try again if one of the scopes blocks them, each at its turn.
+        Called when a reservation is settled or a call no longer claims the scopes."""
         self.changes += 1
         for place in self.places[first:]:
             place.is_due = place.is_due or not place.blocked.isdisjoint(scopes)
@@ -155,7 +155,7 @@ class BudgetQueue:
 # -- estimates of the tokens of a prompt, corrected by what providers report
 
 KEPT = 4096  # sessions and models; about 0.3 kB each
-# The first estimate is rather too high. What is held too much is given back when the call ends.
+# The first estimate is rather too high. The excess is released when the call ends.
 FIRST = 1.25
 # The weight of the old correction if a report is below it. A report above it counts at once.
 _MEMORY = 0.8
@@ -164,28 +164,28 @@ _MEMORY = 0.8
 BYTES_OF_REPLY, MOST_OF_REPLY, MARGIN = 4.0, 8.0, 1.1
 WITHOUT_LIMIT = 32  # bytes a token where no limit holds: only an endless reply is cut off
 LEAST_LEARNED = 512  # bytes; shorter replies teach nothing
-# Tokens; what a shorter prompt is told to cost may be what a provider adds to each, and says little of long ones.
+# Tokens. A provider may add a fixed cost to every prompt, so a shorter prompt says little about long ones.
 SHORT = 100
 # Bounds of a correction: cheap text must not make a dense prompt look cheap.
 _BOUNDS = (0.5, 50.0)
 
 
 class Estimates:
-    """Corrections by session and model. A new session begins with the correction of its model.
-    `densities`: more bytes a token than any reply of the model had."""
+    """Corrections of estimates by session and model. A new session begins with the correction of its
+    model. `densities` are upper bounds of the bytes a token in replies of a model."""
 
     def __init__(self) -> None:
         self._corrections: OrderedDict[tuple[SessionKey | None, str], float] = OrderedDict()
         self.densities: OrderedDict[str, float] = OrderedDict()
 
     def of(self, raw: int, session: SessionKey, model: str) -> int:
-        """The corrected estimate. `raw` is `prompt_tokens` of the request."""
+        """Returns the corrected estimate. `raw` is `prompt_tokens` of the request."""
         known = self._corrections
         correction = known.get((session, model)) or known.get((None, model)) or FIRST
         return ceil(raw * correction)
 
     def learn_reply(self, size: int, model: str, reported: int) -> None:
-        """`size`: bytes of the reply. `reported`: its tokens without hidden reasoning."""
+        """Learns the density of a reply of `size` bytes with `reported` tokens, without hidden reasoning."""
         if reported <= 0:
             return
         seen = min(MOST_OF_REPLY, MARGIN * size / reported)
@@ -210,12 +210,12 @@ class Estimates:
 
 
 def prompt_tokens(request: ModelRequest) -> int:
-    """The estimate before any correction, from the bytes that are sent."""
+    """Estimates the tokens of a prompt from its bytes, without correction."""
     size = len(request.system.encode())
     for tool in request.tools:
         size += len((tool.name + tool.description + tool.parameters).encode())
     for message in request.messages:
-        if "size" not in message.kept:  # it is counted once
+        if "size" not in message.kept:  # counted once
             texts = [message.text, message.thinking]
             for call in message.tool_calls:
                 texts += (call.id, call.name, call.arguments)
@@ -228,7 +228,7 @@ def prompt_tokens(request: ModelRequest) -> int:
 
 # -- whether a call may be made, with how long a reply, and when to warn; pure
 
-# After so long a call that only reservations refused may be made again: some have ended by then.
+# The wait before a retry if only reservations are in the way: some have ended by then.
 HELD_RETRY_S = 5.0
 LEAST_REPLY = 256  # tokens; a shorter reply is not worth its prompt
 WARNING_PERCENT = 80
@@ -303,8 +303,8 @@ def _require_free(
 def _longest_reply(
     ask: ReserveRequest, tally: Tally, unit: Unit, bound: int, *, held: Amount = NOTHING
 ) -> int:
-    """The longest reply in tokens, beside what is used and `held`; negative if not even the prompt
-    fits. Money becomes tokens only where money is the bound."""
+    """Returns the longest reply in tokens beside the used and `held` amounts; negative if not even the
+    prompt fits. Only a bound in money converts money into tokens."""
     if unit == "usd" and bound and not ask.whole_nano_usd:
         return ask.max_tokens  # a call that costs nothing fits
     left = bound - tally.used.of(unit) - held.of(unit)
@@ -318,7 +318,7 @@ def _longest_reply(
 
 
 def due(budgets: Budgets, tally: Tally) -> str:
-    """The limit as text if a warning is due, else an empty text."""
+    """Returns the limit as text if a warning is due, else an empty text."""
     limit = budgets.limit(tally.scope, tally.raised)
     shares = [(tally.used.of(unit) * 100, bound) for unit, bound in limit.bounds()]
     is_due = any(used >= bound * WARNING_PERCENT for used, bound in shares)
@@ -326,7 +326,7 @@ def due(budgets: Budgets, tally: Tally) -> str:
 
 
 def fullest(budgets: Budgets, tally: Tally) -> tuple[Unit, int, int]:
-    """(unit, used, limit) of the nearest bound. The scope must have one."""
+    """Returns (unit, used, limit) of the nearest bound. The scope must have one."""
     bounds = dict(budgets.limit(tally.scope, tally.raised).bounds())
     unit = max(bounds, key=lambda unit: tally.used.of(unit) / max(1, bounds[unit]))
     return unit, tally.used.of(unit), bounds[unit]
@@ -338,8 +338,8 @@ NO_TOKENS: Mapping[str, TokenBudget] = {}
 
 
 class LiveBudgets:
-    """The limits of the configuration, and of tokens: those of the file, and those that were created
-    since. Whoever asks for a call is bound by what is in force then, also a run that began before."""
+    """The limits of the configuration and of tokens, from the file or created at run time. A call is bound
+    by the limits at its time, also in a run that began before a change."""
 
     def __init__(self, budgets: Budgets, tokens: Mapping[str, TokenBudget] = NO_TOKENS) -> None:
         self.now = budgets
@@ -347,9 +347,9 @@ class LiveBudgets:
         self.configure(budgets, tokens)
 
     def configure(self, budgets: Budgets, tokens: Mapping[str, TokenBudget] = NO_TOKENS) -> None:
-        """`tokens`: those of the file that have a budget."""
+        """Replaces the limits. `tokens` are the tokens of the file that have a budget."""
         self._file = tokens
-        self.kinds: dict[str, Sequence[ScopeKind]] = {}  # in which calls of an agent have a limit
+        self.kinds: dict[str, Sequence[ScopeKind]] = {}  # scopes with a limit, by agent
         self.now = replace(budgets, tokens={**self._created, **tokens})
 
     def of_created(self, tokens: Mapping[str, TokenBudget]) -> None:
@@ -359,9 +359,9 @@ class LiveBudgets:
 
 # -- the meter
 
-# A call stops waiting so long before its deadline, so that the refusal still reaches the client.
+# A call stops waiting this long before its deadline, so that the refusal still reaches the client.
 LAST_S = 0.5
-MOST_UNWRITTEN = 1000  # records that wait for the store; the next start settles the rest
+MOST_UNWRITTEN = 1000  # records that wait for the store; the next start settles others
 
 
 @dataclass(slots=True)
@@ -387,7 +387,7 @@ class Meter:
         return self.limits.now
 
     def renew(self, prices: Prices) -> None:
-        """From now on these hold, and what the limits are now; also for calls that wait."""
+        """Replaces the prices, and lets waiting calls try under the current limits."""
         self.prices = prices
         self.queue.release(frozenset(scope for one in self.queue.places for scope in one.scopes))
 
@@ -395,7 +395,7 @@ class Meter:
         return Metered(self, model)
 
     async def settle_lost(self) -> None:
-        """Records as spent what the process before this one held. Called at a start."""
+        """Records the reservations of the process before as spent. Called at the start."""
         lost = await self.ledger.unsettled()
         for one in lost:
             sent = min(one.input_tokens, one.held.tokens)
@@ -406,13 +406,13 @@ class Meter:
             log.warning("lost_calls_settled", extra={"calls": len(lost)})
 
     def try_again(self) -> None:
-        """Lets calls that wait try again: another node may have made room."""
+        """Lets waiting calls try again, because another node may have made room."""
         if self.queue.places:
             blocked = (one.blocked for one in self.queue.places)
             self.queue.release(NO_SCOPES.union(*blocked))
 
     async def resync(self, actor: str) -> Resync:
-        """Goes back to the day of the clock, which was ahead before. Raises StoreUnavailable."""
+        """Sets the ledger back to the day of the clock, which was ahead before. Raises StoreUnavailable."""
         now = self.clock.now()
         done = await self.ledger.resync(now)
         if done.is_changed:
@@ -422,8 +422,8 @@ class Meter:
         return done
 
     async def raise_today(self, scope: str, tokens: int, actor: str) -> Raise:
-        """Raises a limit until the end of the day, at once; raises of a day add up. Raises NotFound
-        and Conflict if there is no such limit, StoreUnavailable."""
+        """Raises a limit at once, until the end of the day. The raises of a day add up. Raises NotFound
+        or Conflict if there is no such limit, and StoreUnavailable."""
         self._require_limit(scope)
         now = self.clock.now()
         done = await self.ledger.raise_today(
@@ -453,10 +453,10 @@ class Meter:
             raise Conflict(f"{scope} has no limit in tokens, so there is nothing to raise")
 
     async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
-        """Waits while other calls have reserved the room. Raises BudgetExceeded, and ModelFailed if
-        the ledger cannot be written."""
+        """Reserves a call. Waits while other calls have reserved the room. Raises BudgetExceeded, and
+        ModelFailed if the ledger cannot be written."""
         payer, now = request.payer, self.clock.now()
-        assert payer is not None, "a model was asked on nobody's account"
+        assert payer is not None, "the request has no payer"
         expected = self.estimates.of(raw, payer.session_key, request.model)
         asked = (self.ids.new(), payer, request.provider, request.model, now, now.isoformat()[:10])
         wanted = Reservation(*asked, expected, held=Amount(expected + request.max_tokens))
@@ -472,15 +472,15 @@ class Meter:
                 return self.ledger.begin(wanted), Grant(request.max_tokens, wanted.held)
             return await self._hold(wanted, kinds, self._ask(request, wanted), request.deadline_s)
         except get_cancelled_exc_class():
-            self.settle(wanted)  # the ledger may hold it all the same
+            self.settle(wanted)  # the ledger may have reserved it
             raise
         except BudgetExceeded as refusal:
             self._note(refusal, wanted)
             raise
         except StoreUnavailable as error:
             self.settle(wanted)  # here too
-            told = f"not asked, for the ledger cannot be written: {error}"
-            raise NeverSent(request.provider, "unmetered", told) from error
+            detail = f"not asked, because the ledger cannot be written: {error}"
+            raise NeverSent(request.provider, "unmetered", detail) from error
 
     def _ask(self, request: ModelRequest, wanted: Reservation) -> ReserveRequest:
         """Estimates the call, in money too if a limit is in money."""
@@ -495,9 +495,9 @@ class Meter:
         for scope in () if whole else scopes_of(key, ""):
             # The model was chosen after the configuration was checked.
             if self.limits.now.limit(scope).nano_usd is not None:
-                told = f"the {scope} budget is in USD, and {request.model} has no price"
+                why = f"the {scope} budget is in USD, and {request.model} has no price"
                 fix = f"add prices for it to [providers.{request.provider}]"
-                raise NeverSent(request.provider, "unpriced", f"not asked: {told}; {fix}")
+                raise NeverSent(request.provider, "unpriced", f"not asked: {why}; {fix}")
         nano = (one[0] if one else 0 for one in (prompt, whole))
         return ReserveRequest(sent, most, *nano, at=wanted.at)
 
@@ -508,7 +508,7 @@ class Meter:
         ask: ReserveRequest,
         deadline_s: float,
     ) -> tuple[Reservation, Grant]:
-        """Waits while reservations or earlier calls are in the way."""
+        """Reserves a call with a limit. Waits while reservations or earlier calls are in the way."""
         place = until = None
         key = wanted.payer.session_key
         limited = frozenset(scope for scope in scopes_of(key, "") if scope.kind in kinds)
@@ -536,8 +536,8 @@ class Meter:
                 self.queue.leave(place)
 
     def _wait_s(self, refusal: BudgetExceeded, until: float, now: datetime) -> float:
-        """How long to wait: until the deadline, or until the period ends. Raises the refusal if
-        waiting cannot help."""
+        """Returns the seconds until the deadline or the end of the period. Raises the refusal if waiting
+        cannot help."""
         left_s = until - self.clock.monotonic()
         if not refusal.waits_for or left_s <= 0:
             raise refusal
@@ -556,12 +556,13 @@ class Meter:
         if not times:
             return
         facts, model = refusal.facts, f"{wanted.provider}/{wanted.model}"
-        told = {name: facts[name] for name in ("scope", "used", "reserved", "limit", "unit")}
-        log.warning("budget_refused", extra={**told, "model": model, "times": times})
-        detail = {**told, "run_id": wanted.payer.run_id, "model": model, "times": times}
+        named = {name: facts[name] for name in ("scope", "used", "reserved", "limit", "unit")}
+        log.warning("budget_refused", extra={**named, "model": model, "times": times})
+        detail = {**named, "run_id": wanted.payer.run_id, "model": model, "times": times}
         self.audit.append_soon(AuditEvent(wanted.at, "budget.refused", str(session), detail))
 
     def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
+        """Makes the record of a call, priced by the provider or the price table."""
         payer, provider, model = reservation.payer, reservation.provider, reservation.model
         if usage.cost_usd is None:
             cost = self.prices.cost(provider, model, usage, reservation.at) or (0, "unpriced")
@@ -576,7 +577,7 @@ class Meter:
         )
 
     def count(self, record: TokenRecord, progress: ReplyProgress) -> None:
-        """Counts a request that was sent for `GET /metrics`."""
+        """Counts a sent request for `GET /metrics`."""
         figures, agent = self.figures, record.session_key.agent
         label = (record.provider, figures.models.of(record.model))
         figures.model_calls.add((*label, record.outcome))
@@ -593,7 +594,7 @@ class Meter:
             figures.model_cost.add((agent, *label), record.nano_usd / NANO)
 
     def cost_usd(self, provider: str, model: str, usage: Usage) -> float | None:
-        """The cost of a reply that is not settled yet; None if no price is known."""
+        """Returns the cost of an unsettled reply; None without a known price."""
         found = self.prices.cost(provider, model, usage, self.clock.now())
         return None if found is None else found[0] / NANO
 
@@ -607,14 +608,14 @@ class Meter:
         return tuple([self._warning(tally) for tally in due_now]) if due_now else ()
 
     def _wait(self, ended: Ended, error: Exception) -> None:
-        """Keeps what could not be written, for the next call to write. Until then it is held."""
+        """Keeps an unwritten record for the next call to write. Its reservation stays until then."""
         log.warning("model_call_not_recorded", extra={"why": str(error)})
         if isinstance(error, StoreUnavailable) and len(self._unwritten) < MOST_UNWRITTEN:
             self._unwritten[ended.id] = ended
         self._freed(ended)  # the next call writes it first
 
     async def write_what_waits(self) -> None:
-        """Records the calls that ended while the store was away. Raises StoreUnavailable."""
+        """Writes the records that waited for the store. Raises StoreUnavailable."""
         for ended in tuple(self._unwritten.values()):
             await self.ledger.settle(ended)
             self._unwritten.pop(ended.id, None)
@@ -627,7 +628,7 @@ class Meter:
 
 
 class Metered:
-    """Implements the Model port over one that asks a provider once."""
+    """Implements the Model port: meters another model."""
 
     def __init__(self, meter: Meter, model: Model) -> None:
         self._meter, self._model = meter, model
@@ -706,11 +707,11 @@ class Metered:
 
 
 def _overrun(counted: Usage, expected: int, output: int) -> Usage:
-    """Of a reply that was cut off: what the provider counted of it, or an estimate by its size."""
+    """Returns the usage of a reply that was cut off: as the provider counted, or an estimate."""
     known = Usage(expected) if counted.estimated else counted
     return known if known.output_tokens >= output else _guessed(known, output)
 
 
 def _guessed(known: Usage, output: int) -> Usage:
-    """An estimate by the size of what was heard. Only its input may be certain."""
+    """Returns an estimate by the size of the received reply. Only its input may be exact."""
     return replace(known, output_tokens=output, reasoning_tokens=0, estimated=True)

@@ -1,4 +1,4 @@
-"""Which agent answers a message: bindings in, one route out, and why the others lost. Pure."""
+"""Routing: finds the agent that answers a message, from the bindings. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from gateway.domain.ids import AgentId, SessionKey
 # Highest first; a binding belongs to the tier of its highest field.
 TIERS: tuple[MatchedBy, ...] = ("peer", "guild", "team", "account", "channel")
 
-Closed = Mapping[AgentId, frozenset[str]]  # agents of projects, and whom they answer
+Closed = Mapping[AgentId, frozenset[str]]  # agents of projects, with the users that they answer
 Values = tuple[str | None, ...]
-Rank = tuple[int, int]  # the tier, and how many fields are given: less is better
+Rank = tuple[int, int]  # the tier, and minus the number of fields: less is better
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Who answers, under which session key, and which binding decided it (None: no binding)."""
+    """The agent that answers, the session key, and the binding that decided (None: no binding)."""
 
     agent_id: AgentId
     session_key: SessionKey
@@ -37,14 +37,14 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a binding was not the one."""
+    """A binding that did not decide, and the reason."""
 
     index: int
     why: str
 
 
 class Router:
-    """Looks a message up by the fields that bindings give, so a thousand bindings cost like ten."""
+    """Finds the binding of a message in tables by its fields, so that a thousand bindings cost as ten."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Router:
         self._bindings = tuple(bindings)
         self._values = [_binding_values(binding) for binding in bindings]
         self._default = default
-        # The bindings that give the same fields, by what they give; the best rank first.
+        # One table for all bindings with the same fields, keyed by their values; the best rank first.
         tables: dict[tuple[int, ...], dict[object, int]] = {}
         for index, given in enumerate(self._values):
             fields = tuple(place for place, value in enumerate(given) if value is not None)
@@ -70,7 +70,7 @@ class Router:
         ]
 
     def resolve(self, address: Address, *, requested: str | None = None) -> Route:
-        """The route of a message. `requested` names an agent and overrides the bindings.
+        """Returns the route of a message. `requested` names an agent and overrides the bindings.
 
         Raises NoRoute, UnknownAgent for a requested agent that is not defined, or NotOfProject.
         """
@@ -94,41 +94,41 @@ class Router:
         return Route(agent, key, matched_by, index)
 
     def require_user(self, agent: str, address: Address) -> None:
-        """Raises NotOfProject if the agent does not answer whoever speaks from there."""
+        """Raises NotOfProject if the agent does not answer the sender."""
         if not self.answers(agent, address):
             raise NotOfProject(agent)
 
     def answers(self, agent: str, address: Address) -> bool:
-        """Whether the agent's project lets it answer whoever speaks from there."""
+        """True if the agent's project lets it answer the sender."""
         users = self._closed.get(agent)
         person = address.sender or _peer(address)
         return users is None or speaker(address.channel, address.account, person) in users
 
     def rejected(self, address: Address) -> tuple[Rejection, ...]:
-        """Every binding that did not decide, with the reason, in file order."""
-        winner, said = self._winner(address), _address_values(address)
+        """Returns every binding that did not decide, with the reason, in file order."""
+        winner, have = self._winner(address), _address_values(address)
         others = [index for index in range(len(self._values)) if index != winner]
         return tuple(
-            Rejection(one, self._why_not(self._values[one], said, winner)) for one in others
+            Rejection(one, self._why_not(self._values[one], have, winner)) for one in others
         )
 
     def _winner(self, address: Address) -> int | None:
-        said = _address_values(address)
+        values = _address_values(address)
         best: tuple[Rank, int] | None = None
         for rank, fields_of, table in self._tables:
             if best is not None and rank > best[0]:
                 break
-            index = table.get(fields_of(said))
+            index = table.get(fields_of(values))
             if index is not None and (best is None or index < best[1]):
                 best = rank, index
         return None if best is None else best[1]
 
-    def _why_not(self, given: Values, said: Values, winner: int | None) -> str:
-        for name, want, have in zip(TIERS, given, said, strict=True):
+    def _why_not(self, given: Values, values: Values, winner: int | None) -> str:
+        for name, want, have in zip(TIERS, given, values, strict=True):
             if want is not None and want != have:
                 what = "is not given" if have is None else f"is {have!r}"
                 return f"{name} {what}, the binding wants {want!r}"
-        # It matches, so some winner exists and outranks it.
+        # The binding matches, so a winner exists and outranks it.
         assert winner is not None
         better = self._values[winner]
         if _tier(better) != _tier(given):
@@ -153,7 +153,7 @@ def _tier(given: Values) -> MatchedBy:
 
 
 def _peer(address: Address, thread: str | None = None) -> str:
-    """The peer of the session key. A principal names conversations as it likes."""
+    """Returns the peer of the session key. A principal may choose any name for a conversation."""
     if address.channel in OWN_CHANNELS and thread is None and not address.is_foreign:
         return address.peer
     peer = peer_of(address.peer, thread, is_foreign=address.is_foreign)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import httpx2  # noqa: F401  # when first imported it reads its metadata from the disk, also on a loop
 import pytest
@@ -22,6 +23,8 @@ from tests.fakes.surreal import SurrealDatabase, SurrealServer, running_surreal,
 TypeAdapter(int)  # the first one looks for plugins of pydantic on the disk, also on a loop
 
 collect_ignore = ["oracles"]  # run by tests/oracles/run, in an environment of their own
+
+BENCH = Path(__file__).parent / "bench"
 
 # What works on a database in memory, which never waits for a disk.
 MEMORY = {"_run", "open_surreal"}
@@ -38,6 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long", action="store_true", help="every case of the tests that have a bounded form too"
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves the benchmarks to a step of their own: `pytest tests/bench`."""
+    is_named = any("bench" in arg for arg in config.args) or config.getoption("--long")
+    return None if is_named or collection_path != BENCH else True
 
 
 def pytest_configure(config: pytest.Config) -> None:

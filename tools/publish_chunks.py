@@ -1,4 +1,4 @@
-"""Writes docs/reference/chunks.md and events.md, what a run tells, from their declarations."""
+"""Writes docs/reference/chunks.md and events.md, the output of a run, from their declarations."""
 
 import json
 from collections.abc import Iterator
@@ -15,19 +15,20 @@ from gateway.domain.events import KINDS
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 CHUNKS = """# Chunks of a run
 
-A run is told in chunks: the same on the WebSocket, in streams of HTTP and in the run's stored log. One looks like this:
+A run sends its output as chunks. The WebSocket, HTTP streams and the stored log of the run carry the same chunks:
 
 ```json
 {"run_id": "r_…", "session_key": "main:api:local:main", "seq": 3, "type": "content", "content": "Hello"}
 ```
 
-Every chunk has `run_id`, `session_key`, `seq` (from 1, without a gap) and `type`. A field with `?` may be absent. This page is
-made of `gateway/api/chunks.py` by `python tools/publish_chunks.py`; [the protocol](protocol.md#events) says when each is told.
+Every chunk has `run_id`, `session_key`, `seq` (from 1, without gaps) and `type`. `?` marks optional fields.
+`python tools/publish_chunks.py` generates this page from `gateway/api/chunks.py`; [the protocol](protocol.md#events) describes
+when the gateway sends each chunk.
 """
 EVENTS = """# Events
 
-Rules, decision trees and subscribers of `events.subscribe` hear of these. A rule may name an event by its type, its constant or
-its hook:
+Rules, decision trees and subscribers of `events.subscribe` receive these events. A rule may name an event by its type, its
+constant or its hook:
 
 ```toml
 [[rules]]
@@ -36,7 +37,8 @@ on = ["tool.call.failure"]
 do = [{ log = "a tool failed" }]
 ```
 
-This page is made of `gateway/domain/events.py` by `python tools/publish_chunks.py`; [rules](rules.md#events) tell what each holds.
+`python tools/publish_chunks.py` generates this page from `gateway/domain/events.py`; [rules](rules.md#events) describe the
+fields of each event.
 
 | type | constant | hook | severity |
 |---|---|---|---|
@@ -52,7 +54,7 @@ _NAMES = {
 
 
 def files() -> dict[str, str]:
-    """By file name."""
+    """Returns the pages by file name."""
     (kinds,) = get_args(RunEvent)[:1]
     chunks = CHUNKS + "".join(text for kind in get_args(kinds) for text in _chunk(kind))
     rows = [

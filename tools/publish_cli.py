@@ -14,13 +14,13 @@ _TABLE = re.compile(r"(<!-- commands -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def page(text: str) -> str:
-    """The text with its table as the commands are now."""
+    """Returns the text with the table of commands regenerated."""
     rows = "".join(_row(name, command) for name, command in commands(exogate, "exogate"))
     return _TABLE.sub(lambda found: f"{found[1]}{HEAD}{rows}{found[2]}", text)
 
 
 def commands(group: click.Group, above: str) -> Iterator[tuple[str, click.Command]]:
-    """Every command with all of its words."""
+    """Yields every command with its full name."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)

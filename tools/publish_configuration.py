@@ -32,7 +32,7 @@ _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def keys() -> Mapping[str, SectionKey]:
-    """Every key that holds a value, as the documentation writes it."""
+    """Returns every key with a value, by its name in the documentation."""
     known = patterns()
     sections = {path[:length] for path in known for length in range(1, len(path))}
     found = {path: key for path, key in known.items() if path not in sections}
@@ -40,7 +40,7 @@ def keys() -> Mapping[str, SectionKey]:
 
 
 def _described(path: Pattern, key: SectionKey) -> SectionKey:
-    """What a limit limits is said by the key that the limit is the value of."""
+    """Returns the key; the help of a budget's limit starts with that of the budget."""
     above = path[:-2] if path[-2:-1] == (ANY,) else path[:-1]
     if path[0] != "budgets":
         return key
@@ -49,8 +49,8 @@ def _described(path: Pattern, key: SectionKey) -> SectionKey:
 
 
 def page(text: str) -> str:
-    """The text with each table between its markers as the sections have it now. A marker names what its
-    keys begin with; `top` has those of no section."""
+    """Returns the text with each table between markers regenerated. A marker names the prefix of its keys; `top`
+    has the keys without a section."""
     told = {name: key for name, key in keys().items() if not name.startswith(SAID_ELSEWHERE)}
     prefixes = {marker[2] for marker in _TABLE.finditer(text)}
 
@@ -62,14 +62,14 @@ def page(text: str) -> str:
 
 
 def homeless(text: str) -> list[str]:
-    """The keys that stand in no table of a text."""
+    """Returns the keys that no table of a text contains."""
     prefixes = {marker[2] for marker in _TABLE.finditer(text)}
     told = (name for name in keys() if not name.startswith(SAID_ELSEWHERE))
     return [name for name in told if _home(name, prefixes) is None]
 
 
 def _home(name: str, prefixes: set[str]) -> str | None:
-    """The longest prefix that a key has."""
+    """Returns the longest prefix of a key."""
     fitting = [one for one in prefixes if name.startswith(one)]
     return max(fitting, key=len) if fitting else "top" if "." not in name else None
 

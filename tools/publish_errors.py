@@ -1,4 +1,4 @@
-"""Writes docs/reference/errors.md, every error code with what to do, from gateway/api/errors.toml."""
+"""Writes docs/reference/errors.md, every error code with its remedy, from gateway/api/errors.toml."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from gateway.api.errors import Explanation, explanations
 FILE = Path(__file__).parent.parent / "docs" / "reference" / "errors.md"
 HEAD = """# Errors
 
-Every code that the gateway or the command line gives, with what it means and what to do. The same text on the terminal:
+Every error code of the gateway and the command line, with its meaning and its remedy. The terminal shows the same text:
 
 ```sh
 exogate explain CFG002
@@ -18,9 +18,9 @@ exogate explain budget_exceeded
 exogate explain -32003
 ```
 
-A code is `error.code` of an HTTP answer, `error.data.code` of a JSON-RPC answer, the code in brackets of a configuration's error,
-the close code of a WebSocket or the exit code of a command. This page is made of `gateway/api/errors.toml` by
-`python tools/publish_errors.py`; [methods and errors](methods.md) has the HTTP status of each type.
+A code is `error.code` of an HTTP response, `error.data.code` of a JSON-RPC response, the code in brackets of a configuration
+problem, the close code of a WebSocket, or the exit code of a command. `python tools/publish_errors.py` generates this page from
+`gateway/api/errors.toml`; [methods and errors](methods.md) has the HTTP status of each type.
 """
 _GROUP = re.compile(r"^# ---- (.+)$|^\[\"?([^\]\"]+)\"?\]$", re.MULTILINE)
 

@@ -15,9 +15,10 @@ from gateway.api.operating import AUTH
 FILE = Path(__file__).parent.parent / "docs" / "reference" / "methods.md"
 HEAD = """# Methods and errors
 
-Every method of JSON-RPC on `GET /ws` with the scope that it needs (any of them; `admin` always does), its parameters and
-its result; below, the types of errors, whose remedies are on [the page of errors](errors.md). `?` marks what may be left out. This page is made of the declarations in
-`gateway/api` by `python tools/publish_methods.py`; [the protocol](protocol.md) says more about each.
+The JSON-RPC methods of `GET /ws`, with their scopes (one of them is enough, and `admin` allows every method), parameters and
+results. `?` marks optional fields. The second table lists the types of errors; [errors](errors.md) has their remedies.
+`python tools/publish_methods.py` generates this page from the declarations in `gateway/api`; [the protocol](protocol.md)
+describes the methods.
 
 | method | what for | scope | params | result |
 |---|---|---|---|---|

@@ -15,6 +15,7 @@ import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +111,17 @@ class File:
         self.where = path.relative_to(ROOT).as_posix()
         self.source = path.read_text(encoding="utf-8")
         self.tree = ast.parse(self.source)
+
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """Code lines and tokens."""
         free = set(self._docstring_lines())
-        lines: set[int] = set()
-        self.tokens = 0
+        lines, tokens = set[int](), 0
         for token in tokenize.generate_tokens(io.StringIO(self.source).readline):
             if token.type not in FREE and token.start[0] not in free:
-                self.tokens += 1
+                tokens += 1
                 lines.update(range(token.start[0], token.end[0] + 1))
-        self.code = len(lines)
+        return len(lines), tokens
 
     @property
     def room(self) -> str:
@@ -178,8 +182,8 @@ def counted(files: list[File]) -> dict[str, Any]:
     code: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     for file in files:
-        code[file.room] += file.code
-        tokens[file.room] += file.tokens
+        code[file.room] += file.size[0]
+        tokens[file.room] += file.size[1]
     rooms = {room: {"code": code[room], "tokens": tokens[room]} for room in sorted(code)}
     whole = {
         "code": code.total(),

@@ -1,1 +1,1 @@
-"""One turn: a pure machine that wishes, and the driver that grants its wishes."""
+"""One turn of an agent: a pure machine that wants effects, and the driver that carries them out."""

@@ -1,5 +1,5 @@
-"""Carries out the effects of a turn through ports: the only place where an agent waits. It keeps a journal of
-what it was granted, so that the next attempt is granted the same."""
+"""Carries out the effects of a turn through ports. It is the only place where an agent waits. It journals every
+grant (reply, result, message), so that the next attempt gets the same grants."""
 
 import logging
 from collections import deque
@@ -70,15 +70,15 @@ from gateway.tools.gate import MAY_BE_DONE
 
 log = logging.getLogger(__name__)
 
-PART = "@"  # each step of a part begins so
-ENDING_S = 5.0  # for what a tree does at its end
+PART = "@"  # the first character of each step of a part
+ENDING_S = 5.0  # for `:finally` of a tree
 SHOWN = ("turn", "tokens_used", "iteration_percent", "token_percent", "recent_actions", "warned")
 _SHOWN, _RUN_ID = itemgetter(*SHOWN), attrgetter("run_id")
 
 
 @dataclass(slots=True)
 class RunControl:
-    """Stops and steers a run. A request that comes before the run begins waits for it."""
+    """Stops and steers a run. Requests wait until the run begins."""
 
     requests: deque[StopRequested | Steered] = field(default_factory=deque)
     wake: Callable[[], None] = lambda: None
@@ -90,7 +90,7 @@ class RunControl:
         self._request(StopRequested(reason, at_once))
 
     def steer(self, said: Steered) -> bool:
-        """Gives the run one more message; False if it takes none any more."""
+        """Passes one more message to the run. Returns False if the run has ended."""
         if self.is_closed:
             return False
         self._request(said)
@@ -102,20 +102,20 @@ class RunControl:
         self.wake()
 
     def withdraw(self, run_id: RunId) -> bool:
-        """Takes a message back; False if the run has taken it already."""
+        """Withdraws a message. Returns False if the run has taken it already."""
         was_there = drop_said(self.requests, run_id) or self.forget(run_id)
         if was_there:
             self.record("unsaid", run_id)
         return was_there
 
     def close(self) -> None:
-        """The run has ended; nothing is kept alive for it."""
+        """Ends the control of a run, and drops its references to the run."""
         self.is_closed, self.wake, self.forget = True, lambda: None, lambda _run_id: False
         self.record = lambda kind, *values: None
 
 
 def drop_said(queue: MutableSequence[Any], run_id: RunId) -> bool:
-    """Takes a person's message out of those that wait; False if it is not there."""
+    """Removes a person's message from the queue. Returns False if it is not there."""
     for one in queue:
         if isinstance(one, Steered) and one.run_id == run_id:
             queue.remove(one)
@@ -125,32 +125,30 @@ def drop_said(queue: MutableSequence[Any], run_id: RunId) -> bool:
 
 @dataclass(slots=True)
 class EventQueue:
-    """Events that the turn was not told yet."""
+    """Events that the turn has not received yet."""
 
     items: deque[TurnEvent] = field(default_factory=deque)
-    came: anyio.Event | None = None  # of whoever waits for one
+    came: anyio.Event | None = None  # set while the driver waits
 
     def put(self, event: TurnEvent) -> None:
         self.items.append(event)
-        if self.came is not None:
-            self.came.set()
+        self.wake()
 
     def wake(self) -> None:
-        """Ends the waiting, although there is no event."""
+        """Ends the wait of the driver."""
         if self.came is not None:
             self.came.set()
 
 
 class RunJournal:
-    """The journal of one run, and the grants of its earlier attempts: an attempt that resumes a run is
-    granted the same again.
+    """The journal of one run, with the grants of its earlier attempts: a resumed run gets them again.
 
-    This one records nothing: it is for a run inside another run, and for one of which nothing is kept.
-    `part` names the call of the outer run that this one works on.
+    This class records nothing. It serves runs inside other runs, and runs that are not kept. `part` names
+    the call of the outer run that this run works on.
     """
 
     is_recorded = False
-    is_played = False  # True: the record says when events come, so nothing is waited for in line
+    is_played = False  # True in a replay: the record decides when events come
 
     def __init__(
         self,
@@ -161,11 +159,10 @@ class RunJournal:
         outer: "RunJournal | None" = None,
     ) -> None:
         self.clock, self.earlier, self.part, self.outer = clock, earlier, part, outer
-        # What the run waited for, also inside it, and how long for the store.
-        self.calls: list[CallTrace] = outer.calls if outer else []
-        self.tick, self.store_s = clock.monotonic, 0.0
-        self.has_sent = False  # something went over a network since a model was asked
-        self.replies: dict[int, ModelReply] = {}  # by step, as are the others
+        self.calls: list[CallTrace] = outer.calls if outer else []  # of inner runs too
+        self.tick, self.store_s = clock.monotonic, 0.0  # seconds spent on the store
+        self.has_sent = False  # True if the current model call used the network
+        self.replies: dict[int, ModelReply] = {}  # by step
         self.results: dict[tuple[int, str], ToolResult] = {}
         self.begun: set[tuple[int, str]] = set()  # calls that must not be made twice
         self.taken: dict[RunId, tuple[int, Steered]] = {}
@@ -195,7 +192,7 @@ class RunJournal:
         return Moment(self.clock.now(), self.clock.monotonic())
 
     async def wait(self, queue: EventQueue, seconds: float) -> bool:
-        """Waits until there is an event; False if there is none within that time."""
+        """Waits for an event. Returns False if none comes in time."""
         if queue.items:
             return True
         queue.came = anyio.Event()
@@ -208,27 +205,27 @@ class RunJournal:
     # -- entries
 
     def __call__(self, kind: str, *values: object) -> None:
-        """Adds an entry of the trace, which only a replay reads."""
+        """Adds an entry that only a replay reads."""
 
     def hide(self, *secrets: str) -> None:
         """Keeps these texts out of the journal."""
 
     async def compare(self, job: Job, scene: Mapping[str, object]) -> None:
-        """The run is replayed; `scene` decides over it."""
+        """Compares a replay with the record. `scene` is the configuration of the run."""
 
     def asks(self, request: ModelRequest) -> None:
-        """A model is asked."""
+        """Records a request to a model."""
 
     def replied(self, step: int, reply: ModelReply) -> None:
-        """A model has replied."""
+        """Records a reply."""
 
     def failed(self, failure: Exception) -> None:
-        """A model failed, or a budget refused."""
+        """Records the failure of a model, or the refusal of a budget."""
 
-    # -- grants: a resumed attempt is granted them again
+    # -- grants: a resumed attempt gets them again
 
     async def grant(self, name: str, kind: str, *values: object) -> None:
-        """Writes an entry that the next attempt needs, before it takes effect."""
+        """Writes a grant before it takes effect."""
         if self.outer is not None:
             await self.outer.grant(self.part + name, "sub", self.part, kind, list(values))
 
@@ -241,7 +238,7 @@ class RunJournal:
             await self.grant(f"taken:{said.run_id}", "taken", step, said.run_id, said.text)
 
     async def keep_reply(self, step: int, reply: ModelReply) -> None:
-        """Of a reply that asks for tools: one that does not ends the run anyway."""
+        """Keeps a reply with tool calls. A reply without calls ends the run, so it needs no grant."""
         self.replies[step] = reply
         await self.grant(f"reply:{step}", "reply", step, asdict(reply))
 
@@ -252,26 +249,26 @@ class RunJournal:
         await self.grant(f"result:{call.id}", "result", *values)
 
     def inner(self, part: str) -> "RunJournal":
-        """The journal of a run inside this one."""
+        """Returns the journal of a run inside this one."""
         root = self.outer or self
         return RunJournal(self.clock, root.earlier, part=part, outer=root)
 
 
 def part_of(within: str, call: ToolCall, step: int) -> str:
-    """The part of the run that works on this call; `within` is the part of the run that asked."""
+    """Returns the part of the inner run for a call. `within` is the part of the asking run."""
     name = blake2b(call.id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return f"{within}{PART}{step}-{name}:"
 
 
 def plain_result(result: ToolResult) -> dict[str, object]:
-    """Without what its entry tells already, and without what is empty."""
+    """Returns the fields of a result that are not empty and not in its entry already."""
     plain = asdict(result)
     del plain["call_id"], plain["name"]
     return {name: value for name, value in plain.items() if value not in (None, ())}
 
 
 def result_from(call_id: str, name: str, plain: Mapping[str, Any]) -> ToolResult:
-    """Raises TypeError for what `plain_result` never gives."""
+    """Reads a result of `plain_result`. Raises TypeError."""
     values = dict(plain)
     spent, cut = values.pop("spent", ()), values.pop("excerpt", None)
     excerpt = Excerpt(**cut) if cut else None
@@ -283,7 +280,7 @@ def spent_from(value: Mapping[str, Any]) -> Spent:
 
 
 def reply_from(plain: Mapping[str, Any]) -> ModelReply:
-    """Raises TypeError or KeyError for what no reply was made of."""
+    """Reads a recorded reply. Raises TypeError or KeyError."""
     values = dict(plain)
     calls, usage, extras = values.pop("tool_calls"), values.pop("usage"), values.pop("extras")
     return ModelReply(
@@ -295,7 +292,7 @@ def reply_from(plain: Mapping[str, Any]) -> ModelReply:
 
 
 class Driver:
-    """Drives one turn to its end. A driver is made for one run and thrown away."""
+    """Drives one turn to its end. Each run has its own driver."""
 
     def __init__(
         self,
@@ -311,18 +308,18 @@ class Driver:
         self.control = control or RunControl()
         self.turn = Turn(job, emit, journal.moment())
         self._queue = EventQueue()
-        self._asking: anyio.CancelScope | None = None  # of a model call that is waited for in line
+        self._asking: anyio.CancelScope | None = None  # of a model call without a task
         self._tasks: dict[int, anyio.TaskHandle[None]] = {}  # of the other effects, by ticket
-        self._unheard: dict[int, CallTrace] = {}  # of models that have said nothing yet, by ticket
-        self._spent: dict[int, list[Spent]] = {}  # by tools at work
+        self._silent: dict[int, CallTrace] = {}  # model calls without a first token, by ticket
+        self._spent: dict[int, list[Spent]] = {}  # by running tools, by ticket
         self._slots: anyio.CapacityLimiter | None = None
         self._shares: dict[int, int] = {}  # tokens of subagents, by ticket
-        self._last = (job.agent.provider, job.agent.model)  # that replied
+        self._last = (job.agent.provider, job.agent.model)  # of the last reply
         self._deadline = self.turn.moment.at + self.turn.state.limits.timeout_seconds
         self._ending_until: float | None = None
 
     async def drive(self) -> RunResult:
-        """Runs until the tree is over. Cancelling it cancels everything that it waits for."""
+        """Runs the turn to its end. A cancellation cancels all effects too."""
         turn, control, queue = self.turn, self.control, self._queue
         control.wake = self._queue_requests
         control.forget = lambda run_id: any(
@@ -334,13 +331,13 @@ class Driver:
             self._queue_requests()
         self._pass_events()
         turn.advance()
-        # One reply after the other needs no task. From the first call of a tool on there is a group.
+        # A turn without tool calls needs no task. The first tool call opens a task group.
         while (ask := self._begin(None)) is not None:
             await self._wait(ask)
         if turn.end is None:
             await self._drive_side_by_side()
         control.close()
-        del turn.run  # nothing in a turn refers to itself then, so it is freed at once
+        del turn.run  # without this reference cycle the turn is freed at once
         assert turn.end is not None
         provider, model = self._last
         return RunResult(
@@ -364,11 +361,11 @@ class Driver:
             while self.turn.end is None:
                 await self._wait(ask)
                 ask = self._begin(group)
-            if self.turn.open:  # nothing that still runs is wanted
+            if self.turn.open:  # the turn has ended without these effects
                 group.cancel_scope.cancel()
 
     def progress(self) -> Mapping[str, object]:
-        """How far the run is, for `run.inspect`."""
+        """Returns the state of the turn for `run.inspect`."""
         state, job = self.turn.state, self.job
         provider, model = self._last
         return {
@@ -385,8 +382,8 @@ class Driver:
     # -- events
 
     def _queue_requests(self) -> None:
-        """Puts what others want of the run into the queue. A stop ends a call that is waited for in
-        line; the tree's end is not stopped."""
+        """Moves requests from outside into the queue. A stop cancels a model call without a task, unless
+        the tree is at its `:finally`."""
         requests, asking = self.control.requests, self._asking
         while requests:
             one = requests.popleft()
@@ -396,13 +393,13 @@ class Driver:
                 asking.cancel()
 
     def _recall_said(self, step: int) -> None:
-        """Gives the turn what an earlier attempt took at this step."""
+        """Queues the messages that an earlier attempt took at this step."""
         for taken_at, said in self.journal.taken.values():
             if taken_at == step:
                 self._queue.put(said)
 
     def _pass_events(self) -> None:
-        """Tells the turn what has happened."""
+        """Passes the queued events to the turn."""
         events = self._queue.items
         if events:
             self.journal("told", list(map(NAME_OF, events)))
@@ -410,7 +407,7 @@ class Driver:
             self.turn.on(events.popleft(), self.journal.moment())
 
     async def _wait(self, ask: AskModel | None) -> None:
-        """Waits for the reply, or else for an event, or for a time that the tree or the run waits for."""
+        """Waits for the reply if there is an `ask`, else for an event or a deadline of the tree or run."""
         now, turn, journal, queue = self.turn.moment.at, self.turn, self.journal, self._queue
         is_ending = turn.state.reason is not None or turn.run.is_ending
         if is_ending and self._ending_until is None:
@@ -420,7 +417,7 @@ class Driver:
             with anyio.move_on_after(until - now) as self._asking:
                 queue.items.append(await self._ask(ask))
             self._asking = None
-            has_come = bool(queue.items or turn.effects)  # the turn may have stopped itself
+            has_come = bool(queue.items or turn.effects)  # a delta may have stopped the turn
             if not has_come:
                 journal("late")
         else:
@@ -442,14 +439,14 @@ class Driver:
     # -- effects
 
     def _begin(self, group: TaskGroup | None) -> AskModel | None:
-        """Begins the effects that the turn wants. Returns a model call if that is all that it waits for:
-        it needs no task. Without a group it stops before an effect that needs one."""
+        """Begins the effects of the turn. Returns a model call that is the only open effect, because it
+        needs no task. Without a group it returns before the first effect that needs one."""
         turn, effects, alone = self.turn, self.turn.effects, None
         while effects:
             effect = effects[0]
             if isinstance(effect, Cancel):
                 self._cancel(effect.ticket)
-            elif effect.ticket in turn.open:  # else it is cancelled already
+            elif effect.ticket in turn.open:  # else cancelled already
                 is_lasting = bool(self.journal.is_played or turn.run.state.timers)
                 if isinstance(effect, AskModel) and len(turn.open) == 1 and not is_lasting:
                     alone = effect
@@ -468,12 +465,12 @@ class Driver:
             self.turn.state.spend(spent)
 
     async def _carry_out(self, effect: AskModel | CallTool) -> None:
-        """Puts what comes of an effect into the queue."""
+        """Carries out an effect and queues its event."""
         work = self._ask(effect) if isinstance(effect, AskModel) else self._call(effect)
         self._queue.put(await work)
 
     async def _ask(self, ask: AskModel) -> ModelReplied | ModelBroke:
-        """The reply, or the failure to get one."""
+        """Returns the reply, or the failure."""
         known = self.journal.replies.get(ask.step)
         if known is not None:
             self._recall_said(ask.step + 1)
@@ -490,13 +487,13 @@ class Driver:
             return ModelBroke(ask.ticket, late)
 
     async def _answered(self, ask: AskModel) -> ModelReplied | ModelBroke:
-        """Goes down the chain of fallbacks, as long as no text of a reply was heard."""
+        """Asks the agent's model, then its fallbacks, until one has begun a reply."""
         journal, ticket, on_delta = self.journal, ask.ticket, partial(self._on_delta, ask.ticket)
         agent, first = self.job.agent, None
         while True:
             call = CallTrace("model", agent.model, journal.tick(), journal.part, agent.provider)
             journal.calls.append(call)
-            self._unheard[ticket] = call
+            self._silent[ticket] = call
             try:
                 call.request = request = self._request(agent, ask)
                 call.name = request.model
@@ -521,13 +518,13 @@ class Driver:
                 return ModelReplied(ticket, reply)
 
     def _on_delta(self, ticket: int, delta: Delta) -> None:
-        """Sends a piece of the reply to the user at once, and counts it."""
+        """Sends a piece of the reply to the user and counts its tokens."""
         turn, state, text = self.turn, self.turn.state, delta.text
         kind = "content" if isinstance(delta, TextDelta) else "thinking"
         if not self.journal.has_sent:
             self.journal("text" if kind == "content" else kind, text)
-        if ticket in self._unheard:
-            self._unheard.pop(ticket).first = self.journal.tick()
+        if ticket in self._silent:
+            self._silent.pop(ticket).first = self.journal.tick()
         if ticket not in turn.open:
             return
         if kind == "content":
@@ -540,7 +537,7 @@ class Driver:
 
     def _exceed(self, ticket: int) -> None:
         self.turn.exceed(ticket)
-        if ticket not in self.turn.open:  # the turn does not want the reply any more
+        if ticket not in self.turn.open:  # the turn has cancelled the call
             self._queue.wake()
             if self._asking is not None:
                 self._asking.cancel()
@@ -548,13 +545,13 @@ class Driver:
     def _fall_back(
         self, agent: AgentDef, failure: ModelFailed, first: ModelFailed | None
     ) -> tuple[ModelFailed, AgentDef | None]:
-        """The failure to tell so far, and the agent to ask next."""
-        if not isinstance(failure, TooLarge):  # of that, nobody was asked
+        """Returns the failure to report, and the agent to ask next."""
+        if not isinstance(failure, TooLarge):  # no model was asked
             self.journal.failed(failure)
         elif first is not None and agent.fallback is None:
-            failure, first = first, None  # which says more of what was asked for
+            failure, first = first, None  # the failure of a model that was asked says more
         is_last = failure.started or failure.kind == "unmetered" or agent.fallback is None
-        told = {
+        facts = {
             "provider": failure.provider,
             "model": agent.model,
             "kind": failure.kind,
@@ -562,11 +559,11 @@ class Driver:
             "attempts": failure.attempts,
             "why": failure.detail,
         }
-        log.warning("model_failed" if is_last else "model_fallback", extra=told)
+        log.warning("model_failed" if is_last else "model_fallback", extra=facts)
         return (failure, None) if is_last else (first or failure, agent.fallback)
 
     def _request(self, agent: AgentDef, ask: AskModel) -> ModelRequest:
-        """Fits the window of this agent's model. Raises TooLarge."""
+        """Makes a request that fits the window of this agent's model. Raises TooLarge."""
         scope, context, is_first = self.job.scope, self.job.context, agent is self.job.agent
         is_accepted = scope.is_kept and scope.depth == ask.step == 0
         now = self.turn.moment.at if is_first else self.journal.moment().at
@@ -589,8 +586,8 @@ class Driver:
         window = agent.context_window
         if request.model != agent.model:
             window = _window_of(agent, request.model)
-        told = self.turn.state.context_tokens  # which may count system and tools, or may not
-        most = told + context.system_tokens + context.tools_tokens + SLACK
+        counted = self.turn.state.context_tokens  # with or without system text and tools
+        most = counted + context.system_tokens + context.tools_tokens + SLACK
         return request if most + request.max_tokens <= window else fit(request, context, window)
 
     async def _call(self, effect: CallTool) -> ToolReturned:
@@ -637,10 +634,10 @@ class Driver:
         with anyio.move_on_after(effect.timeout_s):
             result = await self.gate.call(self.job.agent, call, scope)
         if result is None:
-            told = f"{call.name} did not answer within {effect.timeout_s:g} s."
+            text = f"{call.name} did not answer within {effect.timeout_s:g} s."
             if not self._may_repeat(call.name):
-                told = f"{told} {MAY_BE_DONE}"
-            result = ToolResult(call.id, call.name, told, is_error=True, spent=tuple(spent))
+                text = f"{text} {MAY_BE_DONE}"
+            result = ToolResult(call.id, call.name, text, is_error=True, spent=tuple(spent))
         trace.ended, trace.result = journal.tick(), result
         trace.outcome = "error" if result.is_error else "ok"
         return result
@@ -649,9 +646,8 @@ class Driver:
         return all(one.may_repeat for one in self.job.tools if one.name == name)
 
     def _share(self, ticket: int, seconds: float) -> Allowance:
-        """The allowance of a subagent: as many tokens for each one that waits for its share, and for
-        the run itself, which has to make something of what they find. A subagent has its share until
-        the run has counted what was spent of it."""
+        """Returns the allowance of a subagent: an equal share of the tokens for each waiting subagent and
+        for the run itself. A subagent holds its share until the run has counted its usage."""
         open_, state = self.turn.open, self.turn.state
         self._shares = {one: its for one, its in self._shares.items() if one in open_}
         waiting = {
@@ -665,15 +661,15 @@ class Driver:
 
 
 def _window_of(agent: AgentDef, model: str) -> int:
-    """Of a model that a tree or a rule may have chosen: as the agent or one of its fallbacks has it."""
+    """Returns the window of a model that a tree or a rule has chosen, as the agent or a fallback has it."""
     known = (one.context_window for one in chain_of(agent) if one.model == model)
     return next(known, agent.context_window)
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What is wanted of whom, on whose behalf. `earlier` was said before, oldest first; `notices` wait
-    for the run, `kept` is what rules of the session keep."""
+    """A question for an agent, in a scope. `earlier` are the messages before it, oldest first; `notices`
+    wait for the run; `kept` is the state of the session's rules."""
 
     agent: AgentDef
     question: Message
@@ -689,8 +685,8 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Builds the job of a run and drives it: for lanes, for callers who keep their conversation, and for
-    subagents. The model is metered, and pays from the budgets of the session in the assignment's scope."""
+    """Builds the jobs of runs and drives them, for lanes, stateless callers and subagents. The model is
+    metered: the session in the assignment's scope pays."""
 
     model: Model
     gate: Gate
@@ -698,7 +694,7 @@ class Runner:
     decisions: DecisionTrees
     rules: RuleSet
     publish: Callable[[Event], None] = field(default=lambda event: None)
-    hears: Callable[[str], bool] = field(default=lambda event_type: True)  # does anybody listen?
+    hears: Callable[[str], bool] = field(default=lambda event_type: True)  # has it a listener?
     price: Price = unpriced
     packer: Packer = field(default_factory=Packer)
 
@@ -709,15 +705,14 @@ class Runner:
         emit: Emit,
         control: RunControl | None = None,
     ) -> RunResult:
-        """Cancelling this cancels the turn."""
+        """Drives a run to its end. A cancellation cancels the turn."""
         control = control or RunControl()
         lacking = await self.lacking(assignment.agent, control)
         job = self.job(replace(assignment, lacking=lacking), journal)
         return await Driver(job, self.model, self.gate, journal, emit, control=control).drive()
 
     async def lacking(self, agent: AgentDef, control: RunControl) -> Sequence[UnreachableServer]:
-        """The tool servers of the agent that cannot be had now. A run that is stopped meanwhile waits
-        for none."""
+        """Connects the agent's tool servers and returns the missing ones. A stop of the run ends the wait."""
         if FAMILY not in " ".join(agent.tools):
             return ()
         with anyio.CancelScope() as scope:

@@ -1,4 +1,4 @@
-"""Values of a turn: what it is given (Job), its events and effects, and what it comes to (RunResult)."""
+"""The values of a turn: its Job, its events and effects, and its RunResult."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ from gateway.tools.results import Listed, ToolSource
 
 
 class Moment(NamedTuple):
-    """The time of an event, by both clocks; a turn has no other time."""
+    """The time of an event, by both clocks. A turn has no other clock."""
 
     wall: datetime
     at: float
@@ -44,7 +44,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelReplied:
-    """`was_heard`: the user got it in pieces while it came."""
+    """A complete reply. `was_heard`: the user got it in pieces while it came."""
 
     ticket: int
     reply: ModelReply
@@ -53,7 +53,7 @@ class ModelReplied:
 
 @dataclass(frozen=True, slots=True)
 class ModelBroke:
-    """There is no complete reply. After BudgetExceeded no model was asked."""
+    """A failed model call. After BudgetExceeded no model was asked."""
 
     ticket: int
     failure: ModelFailed | BudgetExceeded
@@ -61,17 +61,19 @@ class ModelBroke:
 
 @dataclass(frozen=True, slots=True)
 class ToolReturned:
+    """The result of a tool call."""
+
     ticket: int
     result: ToolResult
     sources: tuple[ToolSource, ...] = ()
-    items: int | None = None  # how many entries the result lists, if it is a list of something
+    items: int | None = None  # number of entries, if the result is a list
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody stopped the run: now, or at the end of the turn that is at work."""
+    """A stop of the run: at once, or at the end of the current turn."""
 
-    kind: ClassVar = "stop"  # of its entry in a journal
+    kind: ClassVar = "stop"  # of the journal entry
 
     reason: DoneReason
     at_once: bool = True
@@ -79,7 +81,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class Steered:
-    """One more message of a person, under the run that it was accepted with."""
+    """A message of a person that comes during the run, with the id of its own run."""
 
     kind: ClassVar = "said"
 
@@ -89,11 +91,11 @@ class Steered:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Time has passed that the tree waited for."""
+    """A time that the tree waits for has passed."""
 
 
 TurnEvent = ModelReplied | ModelBroke | ToolReturned | StopRequested | Steered | TimePassed
-NAME_OF = attrgetter("__class__.__name__")  # of an event, as a journal has it
+NAME_OF = attrgetter("__class__.__name__")  # the name of an event in a journal
 
 
 # -- effects
@@ -101,15 +103,15 @@ NAME_OF = attrgetter("__class__.__name__")  # of an event, as a journal has it
 
 @dataclass(frozen=True, slots=True)
 class AskModel:
-    """Wants a reply to these messages. `taken` is what people said meanwhile and is now among them.
-    `step` counts the replies so far."""
+    """Asks a model for a reply. `messages` include the newly `taken` messages of people. `step` is the
+    number of replies so far."""
 
     ticket: int
     step: int
     system: str
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
-    model: str | None = None  # another than the agent's
+    model: str | None = None  # None: the agent's
     max_tokens: int | None = None
     timeout_s: float | None = None
     idle_timeout_s: float | None = None  # between two pieces of the reply
@@ -118,7 +120,7 @@ class AskModel:
 
 @dataclass(frozen=True, slots=True)
 class CallTool:
-    """Wants one call executed; `step` is that of the reply that asked for it."""
+    """Executes one call. `step` is the step of the reply that asked for it."""
 
     ticket: int
     step: int
@@ -128,7 +130,7 @@ class CallTool:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """No longer wants what this ticket was for."""
+    """Cancels the effect with this ticket."""
 
     ticket: int
 
@@ -141,7 +143,7 @@ Effect = AskModel | CallTool | Cancel
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a turn that came to an answer or was stopped. `text` is never empty."""
+    """The end of a turn with an answer or a stop. `text` is never empty."""
 
     reason: DoneReason
     text: str
@@ -150,8 +152,8 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The end of a turn that could not go on. `told` is the sentence for the user; `text` is what
-    reached the user before, or else the same sentence."""
+    """The end of a turn after a failure. `message` is for the user. `text` is the part of the answer that
+    reached the user, or else the same message."""
 
     partial: ClassVar = True
 
@@ -161,8 +163,8 @@ class Fail:
     retryable: bool = False
     retry_after_s: float | None = None
     refusal: BudgetExceeded | None = None
-    provider: str | None = None  # whose failure it is, and the status that it answered with
-    status: int | None = None
+    provider: str | None = None  # the provider that failed
+    status: int | None = None  # of its HTTP answer
 
     @property
     def reason(self) -> ErrorType:
@@ -174,34 +176,34 @@ End = Finish | Fail
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """`said` are the messages of the run after the question, in order, the answer last. `taken` are
-    the runs whose messages were taken in it; `posts` are notices for other sessions. `finish`:
-    why the last reply ended."""
+    """The result of a turn. `said` are its messages after the question, in order, the answer last. `taken`
+    are the runs of messages that it took on its way. `posts` are notices for other sessions. `finish` is
+    the reason why the last reply ended."""
 
     end: End
     said: tuple[Message, ...]
     usage: Usage = Usage()
-    model: str = ""  # that replied last, if one was asked
+    model: str = ""  # of the last reply, or the agent's
     provider: str = ""
     taken: tuple[RunId, ...] = ()
     posts: tuple[Notice, ...] = ()
-    end_event: Event | None = None  # to be published once the end is durable
-    kept: Mapping[str, object] | None = None  # by the rules
-    has_read_notices: bool = True  # a model has read the notices that waited for the run
+    end_event: Event | None = None  # published once the end is durable
+    kept: Mapping[str, object] | None = None  # new state of the rules
+    has_read_notices: bool = True  # True if a model has read the waiting notices
     finish: FinishReason | None = None
     iterations: int = 0
 
 
-# -- what a turn is given
+# -- the input of a turn
 
 Emit = Callable[[Chunk], None]
 
 
 class Gate(Protocol):
-    """What a run needs of the gate in front of the tools."""
+    """The part of the tool gate that a run uses."""
 
     async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
-        """Connects the agent's tool servers; returns those that are missing now."""
+        """Connects the agent's tool servers. Returns the missing ones."""
         ...
 
     def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]: ...
@@ -213,7 +215,7 @@ class Gate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run: who answers, by which tree, what it is shown, which tools it is told of."""
+    """The input of a turn: agent, tree, context, tools and surroundings."""
 
     agent: AgentDef
     plan: TreePlan
@@ -223,12 +225,12 @@ class Job:
     rules: RuleSet
     publish: Callable[[Event], None]
     decision: MakeDecisionTree = DefaultDecisionTree
-    plan_digest: str = ""  # another one for every other text of the tree
-    kept: Mapping[str, object] = field(default_factory=dict)  # set before by rules of this session
-    context_id: NodeId | None = None  # the node that the message wants to grow from
-    known: Callable[[int, ToolCall], ToolResult | None] = lambda step, call: None  # has it run?
+    plan_digest: str = ""  # of the text of the tree
+    kept: Mapping[str, object] = field(default_factory=dict)  # state of the session's rules
+    context_id: NodeId | None = None  # the node that the message continues from
+    known: Callable[[int, ToolCall], ToolResult | None] = lambda step, call: None  # earlier result
     waiting: tuple[Notice, ...] = ()  # from other sessions
     price: Price = unpriced
-    near_at: int = maxsize  # tokens from which on the window counts as nearly full
-    was_near: bool = False  # the run before ended that near
-    hears: Callable[[str], bool] = lambda type_: True  # does anybody listen to events of this type?
+    near_at: int = maxsize  # context tokens at which the window counts as nearly full
+    was_near: bool = False  # the run before ended above `near_at`
+    hears: Callable[[str], bool] = lambda type_: True  # True if events of this type have a listener

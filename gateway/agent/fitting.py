@@ -1,4 +1,4 @@
-"""Makes a request fit the window of its model, in a fixed order, or says what is too large. Pure."""
+"""Makes a request fit the window of its model, in a fixed order, or names the part that is too large. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,13 +16,13 @@ from gateway.memory.context import (
     tool_tokens,
 )
 
-SLACK = 400  # tokens of a tool that may be offered in addition: `result`
+SLACK = 400  # tokens of the tool `result`, which may be offered in addition
 
 
 def fit(request: ModelRequest, context: Context, window: int) -> ModelRequest:
-    """The request with as much as the window holds. It leaves out, until it fits: the facts and
-    recalled turns, the oldest exchanges, the summary; then it shows only begin and end of the results
-    of this turn, the oldest first. Raises TooLarge."""
+    """Returns a request that fits the window. It leaves out, until the rest fits: facts and recalled turns,
+    the oldest exchanges, the summary; then the middle of this turn's results, the oldest first. Raises
+    TooLarge."""
     request = replace(request, max_tokens=reply_room(request.max_tokens, window))
     system, tools = estimate_tokens(request.system), sum(map(tool_tokens, request.tools))
     messages = list(request.messages)
@@ -41,8 +41,8 @@ def fit(request: ModelRequest, context: Context, window: int) -> ModelRequest:
 
 
 def _optional(context: Context) -> Iterator[Sequence[Message]]:
-    """Groups of messages, in the order in which they are left out. Questions at the end of the history
-    that are still to be answered stay."""
+    """Yields groups of messages in the order in which they are left out. Unanswered questions at the end
+    of the history stay."""
     if context.memory is not None:
         yield [context.memory]
     summary = [one for one in context.history[:1] if one.text.startswith(SUMMARY_OPENING)]
@@ -59,8 +59,7 @@ def _optional(context: Context) -> Iterator[Sequence[Message]]:
 
 
 def _shorten(messages: list[Message], context: Context, excess: int) -> int:
-    """Shows results of this turn in part, the oldest first, until they fit; returns what is still too
-    much."""
+    """Shortens results of this turn, the oldest first, until they fit. Returns the remaining excess."""
     old = set(map(id, context.history))
     for place, one in enumerate(messages):
         result = one.result
@@ -82,7 +81,7 @@ def _too_large(
     window: int,
     fixed: Mapping[str, int],
 ) -> TooLarge:
-    """Names the part that takes most of the window."""
+    """Makes the error, which names the largest part of the request."""
     kept = {id(context.question), *map(id, context.history)}
     question = sum(message_tokens(one) for one in messages if id(one) in kept)
     parts = {"the question": question, **fixed}

@@ -1,8 +1,10 @@
-"""What a tree may do and ask in a turn, and the trees of the agents."""
+"""The leaves of behaviour trees: the actions and conditions of a turn. And the trees of the agents."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
+from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import get_args
 
@@ -17,16 +19,16 @@ from gateway.domain.ids import AgentId
 from gateway.domain.ports import Texts
 
 FRUITLESS = "Not executed: this call gave the same result before. Do something else, or answer."
-QUERY_SHOWN = 200  # characters of a question that an event tells
+QUERY_SHOWN = 200  # characters of the question in an event
 POINTS: Sequence[Point] = get_args(Point)
-CALLS = {"tool_calls": "list"}  # the key that holds those of the last reply
+CALLS = {"tool_calls": "list"}  # the key for the calls of the last reply
 
 Plain = Callable[[Turn], object]
-REGISTRY = LeafRegistry(roots={**ROOTS, "flags": ()})  # older trees know some under other names
+REGISTRY = LeafRegistry(roots={**ROOTS, "flags": ()})  # with the names that older trees use
 
 
 def _plain(*names: str) -> Callable[[Plain], Plain]:
-    """Offers a function under these names; it answers at once, and is given no call."""
+    """Registers a function under these names. It gets no LeafCall and answers at once."""
 
     def offer(act: Plain) -> Plain:
         for name in names:
@@ -41,7 +43,7 @@ def _plain(*names: str) -> Callable[[Plain], Plain]:
 
 @_plain("oracle.reset_state")
 def reset_state(turn: Turn) -> None:
-    """A run starts clean by itself; this makes it so again in the middle of one."""
+    """Clears the messages in the middle of a run. A new run has none."""
     turn.messages.clear()
     turn.old_messages = 0
     turn.state.context_tokens = 0
@@ -50,30 +52,30 @@ def reset_state(turn: Turn) -> None:
 @_plain("oracle.emit_query_start")
 def emit_query_start(turn: Turn) -> None:
     job = turn.job
-    told = {
+    facts = {
         "query": job.context.question.text[:QUERY_SHOWN],
         "user": job.scope.principal,
         "project": turn.state.project_id,
         "context_id": job.context_id,
     }
-    turn.output.event("query.start", told)
+    turn.output.event("query.start", facts)
 
 
 @_plain("oracle.load_tree_node", "has-context-id?")
 def load_tree_node(turn: Turn) -> bool:
-    """The conversation goes on from the node that the message names."""
+    """True if the message names the node to continue from."""
     return turn.job.context_id is not None
 
 
 @_plain("oracle.get_or_create_tree")
 def get_or_create_tree(turn: Turn) -> bool:
-    """The conversation goes on from where it is, or begins."""
+    """True if the conversation continues from HEAD, or begins."""
     return turn.job.context_id is None
 
 
 @_plain("oracle.load_cross_session")
 def load_cross_session(turn: Turn) -> None:
-    """What other sessions of this person have left for it; told at the start of the turn."""
+    """Queues notices from other sessions of this person."""
     for notice in turn.job.waiting:
         turn.output.notices.push(notice, turn.moment.wall)
 
@@ -101,7 +103,7 @@ def add_user_question(turn: Turn) -> None:
     context = turn.job.context
     if context.memory is not None:
         turn.add_message(context.memory, is_kept=False)
-    turn.add_message(context.question, is_kept=False)  # its node is there already
+    turn.add_message(context.question, is_kept=False)  # the question has its node already
 
 
 @_plain("oracle.get_tool_schemas")
@@ -138,7 +140,7 @@ def drain(turn: Turn, call: LeafCall) -> None:
         if point == wanted:
             turn.drain(point)
             return
-    raise ValueError(f"notices are told at {', '.join(POINTS)}, not at {wanted!r}")
+    raise ValueError(f"notices are drained at {', '.join(POINTS)}, not at {wanted!r}")
 
 
 REGISTRY.action("llm-call", writes=CALLS)(Turn.ask)
@@ -147,9 +149,9 @@ REGISTRY.action("llm-call", writes=CALLS)(Turn.ask)
 @REGISTRY.action("decision.detect_loop", writes=CALLS)
 @REGISTRY.action("oracle.detect_loop", writes=CALLS)
 def detect_loop(turn: Turn, call: LeafCall) -> bool:
-    """Takes the calls out that were fruitless before; fails once the run does not take the hint."""
+    """Refuses calls that were fruitless before. Fails if they stop the run."""
     calls = turn.calls
-    refused = turn.state.refused(calls)
+    refused = turn.state.refuse_repeats(calls)
     if turn.state.reason is not None:
         return False
     for wanted in calls:
@@ -171,13 +173,10 @@ _plain("oracle.append_tool_results")(Turn.close_round)
 # -- the end
 
 
-@_plain("oracle.save_exchange")
-def save_exchange(turn: Turn) -> bool:
-    """Question and answer are kept: in one commit, once the tree is over."""
-    return turn.is_answered
+# The commit after the tree saves the exchange. The leaf only says whether there is an answer.
+_plain("oracle.save_exchange")(attrgetter("is_answered"))
 
-
-# `session.end` itself is published once the end is durable, also for a tree that does not ask for it.
+# `session.end` is published once the end is durable, also for trees without this leaf.
 _plain("oracle.yield_sources", "oracle.emit_session_end")(Turn.send_sources)
 
 
@@ -194,8 +193,8 @@ def emit_termination(turn: Turn) -> None:
 @_plain("oracle.save_partial", "oracle.save_partial_cleanup", "oracle.emit_done")
 @_plain("oracle.load_legacy_context", "oracle.extract_xml_tools")
 def nothing(_turn: Turn) -> None:
-    """What there is, is kept in one commit once the tree is over, and then the end is told. There is one
-    history, so no flat one to load. Calls that were written as text are found while the reply is read."""
+    """Does nothing. The commit after the tree saves the turn and publishes its end; there is no flat history
+    to load; providers find calls that a model wrote as text."""
 
 
 @_plain("has-tool-calls?")
@@ -210,26 +209,22 @@ def has_xml_tools(_turn: Turn) -> bool:
 
 @REGISTRY.action(EXECUTE)
 def execute_item(turn: Turn, call: LeafCall) -> object:
-    """Executes the call that the loop around is at. An error is a result too, and the next call is made."""
+    """Executes the current call of the loop around it. Succeeds for an error result too."""
     return turn.call_tool(call, call.read("item"))
 
 
 @_plain("oracle.drain_after_tool")
 def drain_after_tool(turn: Turn) -> bool:
-    """Fails while the round is not closed: older trees leave that to the next question, and repeat
-    until success, which only an answer is."""
+    """Drains notices. Fails while a round is open: older trees repeat until success, and close a round with
+    the next question."""
     turn.drain("after_tool")
     return not turn.calls
 
 
-@_plain("oracle.inject_notifications", "oracle.drain_turn_start")
-def drain_turn_start(turn: Turn) -> None:
-    turn.drain("turn_start")
-
-
-@_plain("oracle.drain_immediate")
-def drain_immediate(turn: Turn) -> None:
-    turn.drain("immediate")
+_plain("oracle.inject_notifications", "oracle.drain_turn_start")(
+    partial(Turn.drain, point="turn_start")
+)
+_plain("oracle.drain_immediate")(partial(Turn.drain, point="immediate"))
 
 
 log = logging.getLogger(__name__)
@@ -238,7 +233,7 @@ SHIPPED = Path(__file__).parent / "trees"
 
 
 class Plans:
-    """The trees of one generation's agents. `paths`: the file of each."""
+    """The trees of the agents of one configuration. `paths` holds the file of each agent's tree."""
 
     def __init__(
         self,
@@ -248,27 +243,27 @@ class Plans:
         decisions: DecisionTrees = BUILT_IN,
     ) -> None:
         self._texts, self._paths, self._decisions = texts, dict(paths), decisions
-        self._plans: dict[str, tuple[TreePlan, str]] = {}  # and the digest of its text
+        self._plans: dict[str, tuple[TreePlan, str]] = {}  # with the digests of their texts
 
     @property
     def files(self) -> Sequence[str]:
         return sorted(set(self._paths.values()))
 
     async def load(self) -> None:
-        """Raises TreeInvalid, or SoulUnreadable, for the first that cannot be used."""
+        """Reads all trees. Raises TreeInvalid or SoulUnreadable for the first invalid one."""
         for path in self.files:
             await self.read(path)
 
     def of(self, agent: AgentId) -> tuple[TreePlan, str]:
-        """The agent's tree, and the digest of its text."""
+        """Returns the agent's tree, and the digest of its text."""
         return self._plans[self._paths[agent]]
 
     def name(self, path: str) -> str:
-        """What the tree in that file is called."""
+        """Returns the name of the tree in that file."""
         return self._plans[path][0].name
 
     async def read(self, path: str) -> None:
-        """Raises TreeInvalid, SoulUnreadable."""
+        """Reads one tree. Raises TreeInvalid and SoulUnreadable."""
         text, names = await self._texts.read(path), self._decisions
         plan = load(text, PurePath(path).name, REGISTRY)
         if plan.decision is not None and plan.decision not in names:

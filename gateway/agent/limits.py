@@ -1,4 +1,4 @@
-"""Limits of a run and their state: usage, warnings, the answers of its policy, and why a run stops."""
+"""The limits of a run and their state: usage, warnings, answers of the policy, and the reason of a stop."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 LIMITS = tuple(limit.name for limit in fields(Limits))
 _limits_of = attrgetter(*LIMITS)
-CONTEXT = "context_window"  # among the warnings of a run: it came near the window's end
-# The fields of a state that a policy may change; the rest is what really happened.
+CONTEXT = "context_window"  # the warning that the context window is nearly full
+# The fields of a state that a policy may change. The other fields are facts.
 OWN = ("recent_actions", "consecutive_errors", "judged", "circles", "extensions")
 SHOWN = (*OWN, "turn", "tokens_used", "start_time", "started", "now", "is_cancelled", "warnings")
 
@@ -37,11 +37,11 @@ Answer = TypeVar("Answer")
 
 
 class PolicyBroke(TreeAbort):
-    """A decision tree raised something, or gave what it cannot; the run ends, and says so."""
+    """A decision tree raised an error or returned an invalid value. The run ends with that reason."""
 
 
 def call_policy(policy: DecisionTree, method: str, kind: type[Answer], *given: object) -> Answer:
-    """Raises PolicyBroke."""
+    """Calls a method of the policy. Raises PolicyBroke."""
     try:
         answer = getattr(policy, method)(*given)
     except Exception as error:  # a policy may be foreign code
@@ -49,12 +49,12 @@ def call_policy(policy: DecisionTree, method: str, kind: type[Answer], *given: o
         raise PolicyBroke(f"the decision tree failed in {method}") from error
     if not isinstance(answer, kind):
         name = type(answer).__name__
-        raise PolicyBroke(f"the decision tree gave a {name} in {method}, not a {kind.__name__}")
+        raise PolicyBroke(f"{method} of the decision tree returned {name}, not {kind.__name__}")
     return answer
 
 
 def plain_limits(limits: Limits) -> dict[str, object]:
-    """The limits by name."""
+    """Returns the limits by name."""
     return dict(zip(LIMITS, _limits_of(limits), strict=True))
 
 
@@ -73,12 +73,12 @@ def add_usage(one: Usage, other: Usage) -> Usage:
 
 
 class RunState:
-    """Usage and limits of one run, and why it stops. A tree cannot lift these limits.
+    """Usage and limits of one run, and the reason of its stop. A tree cannot lift these limits.
 
-    It has the fields of an AgentState. The default policy reads them here; every other policy gets a snapshot."""
+    It has the fields of an AgentState. The default policy reads them here; other policies get a snapshot."""
 
     project_id = "default"
-    turn = 0  # turns that are over
+    turn = 0  # finished turns
     tokens_used = 0
     is_cancelled = False
     recent_actions: tuple[str, ...] = ()
@@ -88,21 +88,21 @@ class RunState:
     circles = LoopState()
     extensions: Mapping[str, object] = {}
 
-    reason: DoneReason | None = None  # it is stopped
-    why = ""  # in words
-    stop_after: DoneReason | None = None  # at the end of the turn that is at work
-    refusal: BudgetExceeded | None = None  # nothing more may be spent
+    reason: DoneReason | None = None  # set once the run is stopped
+    why = ""  # the reason in words
+    stop_after: DoneReason | None = None  # stops the run at the end of the current turn
+    refusal: BudgetExceeded | None = None  # set once a budget refused a call
     usage = Usage()
     context_tokens = 0
-    asked = 0  # how often a model was asked
-    sent = 0  # estimated tokens of the request that is being answered
-    live = 0.0  # estimated tokens of the reply so far
-    calm = 0.0  # `live` changes nothing as long as it is below this
-    shown: int | None = None  # context tokens that the user was shown last
+    asked = 0  # questions to a model
+    sent = 0  # estimated tokens of the open request
+    live = 0.0  # estimated tokens of its reply so far
+    calm = 0.0  # below this value of `live` there is nothing to check
+    shown: int | None = None  # context tokens in the last chunk for the user
     _is_stop_sent = False
 
     def __init__(self, job: Job, output: Output, moment: Moment) -> None:
-        """Raises PolicyBroke."""
+        """Asks another policy for its limits. Raises PolicyBroke."""
         self._job, self._output, self._agent = job, output, job.agent
         self._policy, self.limits = job.decision(job.agent.limits), job.agent.limits
         self._is_foreign = type(self._policy) is not DefaultDecisionTree
@@ -112,17 +112,17 @@ class RunState:
         self._warns_at = warning_at(self.limits.token_budget, self.limits.token_warning_percent)
 
     def snapshot(self) -> AgentState:
-        """The state as it is now, for a policy that is not the default one."""
+        """Returns the state for a policy other than the default one."""
         shown = {name: getattr(self, name) for name in SHOWN}
         user, reason = self._job.scope.principal, self.reason
         return AgentState(user_id=user, config=self.limits, termination_reason=reason, **shown)
 
     def evolve(self, **changes: object) -> AgentState:
-        """The next state, like AgentState.evolve."""
+        """Returns the next state, like AgentState.evolve."""
         return self.snapshot().evolve(**changes)
 
     def view(self) -> dict[str, object]:
-        """The root `state` of rules and trees, and what an inspection shows."""
+        """Returns the root `state` of rules and trees, which `run.inspect` shows too."""
         limits = self.limits
         return {
             "turn": self.turn,
@@ -139,7 +139,7 @@ class RunState:
     # -- usage
 
     def spend(self, spent: ModelReply | Spent) -> None:
-        """Counts what a model used, and tells it to the user."""
+        """Counts the usage of a model, and sends it to the user."""
         usage = spent.usage
         shown = {
             "input_tokens": usage.input_tokens,
@@ -156,7 +156,7 @@ class RunState:
         self.watch_tokens()
 
     def watch_tokens(self) -> bool:
-        """Warns when tokens come near the budget; False if they are beyond it."""
+        """Warns if the tokens come near the budget. Returns False if they exceed it."""
         most, used = self.limits.token_budget, self.tokens_used + self.sent
         tokens = used + int(self.live)
         if tokens >= self._warns_at and not self._is_stop_sent:
@@ -165,7 +165,7 @@ class RunState:
         return tokens < most
 
     def show_context(self) -> None:
-        """Tells the user how full the window is, if that has changed."""
+        """Sends the user the fill of the context window, if it has changed."""
         tokens, agent = self.context_tokens, self._agent
         if tokens == self.shown:
             return
@@ -174,7 +174,7 @@ class RunState:
         self._output.emit(Chunk("context_update", shown))
         if tokens < self._job.near_at:
             return
-        if self._job.was_near:  # the run before has warned of it
+        if self._job.was_near:  # the run before has warned
             self.warnings |= {CONTEXT}
         self.warn(CONTEXT)
 
@@ -195,7 +195,7 @@ class RunState:
         return LimitReading(kind, current, limit)
 
     def warn(self, kind: str) -> None:
-        """Warns once a run."""
+        """Warns of a limit, once a run."""
         if kind in self.warnings:
             return
         self.warnings |= {kind}
@@ -205,16 +205,16 @@ class RunState:
             message = text.format(current=reading.current, limit=reading.limit)
             self._output.warn(event, self.turn, message, reading)
         else:
-            self._output.system("notice", kind)  # a foreign policy's own words
+            self._output.system("notice", kind)  # a foreign policy uses its own words
 
     def terminate(self, reason: DoneReason, why: str | None = None) -> None:
-        """Stops the run. The first reason counts; `why` replaces its usual text."""
+        """Stops the run, unless it is stopped already. `why` replaces the usual text of the reason."""
         if self.reason is None:
             self.reason, self.why = reason, why or stop_text(reason, self.limits)
             self._output.verdict("stop", self.turn, reason=reason)
 
     def report_stop(self) -> None:
-        """Tells once why the run is stopped."""
+        """Sends the reason of the stop, once."""
         reason = self.reason
         if reason is None or self._is_stop_sent:
             return
@@ -228,14 +228,15 @@ class RunState:
     # -- the policy
 
     def may_continue(self) -> bool:
-        """Asks the policy whether another turn may begin. A cancel comes before its answer, limits after it."""
+        """Asks the policy whether another turn may begin. A cancel outranks its answer, and its answer
+        outranks the limits."""
         seen = self.snapshot() if self._is_foreign else self
         answer = call_policy(self._policy, "should_continue", tuple, seen)
         match answer:
             case (bool() as may, str() as reason):
                 pass
             case _:
-                raise PolicyBroke(f"the decision tree gave {answer!r:.100} in should_continue")
+                raise PolicyBroke(f"should_continue of the decision tree returned {answer!r:.100}")
         limit = self.exhausted
         if self.stop_after is not None:
             self.terminate(self.stop_after)
@@ -246,7 +247,7 @@ class RunState:
         return self.reason is None
 
     def may_ask(self, more: int) -> bool:
-        """Whether a model may be asked, with so many tokens more than it is shown now."""
+        """True if a model may be asked, with `more` tokens than the context has now."""
         reason = self.stop_after or self.exhausted
         room = self.limits.token_budget - self.tokens_used - self.context_tokens
         if reason is None and room <= more:
@@ -257,27 +258,27 @@ class RunState:
 
     @property
     def exhausted(self) -> DoneReason | None:
-        """The limit that no policy and no tree goes beyond."""
+        """Returns the exceeded limit that no policy and no tree can lift."""
         if self.asked >= self.limits.max_iterations:
             return "max_iterations"
         return "token_budget" if self.tokens_used >= self.limits.token_budget else None
 
     def _stop(self, reason: str) -> None:
-        """Stops for a policy. A reason of its own keeps its words."""
+        """Stops the run for a policy, which may have a reason of its own."""
         if reason in STOPS:
             self.terminate(cast(DoneReason, reason))
         else:
             self.terminate("cancelled", reason)
 
     def ask_policy(self, method: str, *given: object) -> None:
-        """Lets the policy change the fields that are its own."""
+        """Lets the policy change its own fields."""
         before = self.snapshot() if self._is_foreign else self
         after = call_policy(self._policy, method, object, before, *given)
         if after is before:
             return
         if not isinstance(after, AgentState):
             name = type(after).__name__
-            raise PolicyBroke(f"the decision tree gave a {name} in {method}, not a AgentState")
+            raise PolicyBroke(f"{method} of the decision tree returned {name}, not AgentState")
         for name in OWN:
             setattr(self, name, getattr(after, name))
         for kind in sorted(after.warnings):
@@ -286,7 +287,7 @@ class RunState:
             self._stop(after.termination_reason)
 
     def end_turn(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
-        """`results` of the calls that were executed, in order."""
+        """Ends a turn. `results` holds the executed calls in order."""
         for call, result in results:
             mark = signature(call.name, call.arguments)
             facts = {
@@ -304,9 +305,9 @@ class RunState:
 
     # -- loops
 
-    def refused(self, calls: Sequence[ToolCall]) -> frozenset[str]:
-        """Looks whether the calls of a turn repeat earlier ones, and tells it; returns those that are not
-        to be executed again. Stops a run that goes on all the same."""
+    def refuse_repeats(self, calls: Sequence[ToolCall]) -> frozenset[str]:
+        """Reports calls that repeat earlier ones, and stops a run that continues to repeat them. Returns
+        the ids of calls that must not be executed again."""
         if not calls:
             return frozenset()
         marks = {one.id: signature(one.name, one.arguments) for one in calls}
@@ -324,7 +325,7 @@ class RunState:
         return refused
 
     def _report_repeat(self, mark: str, tool: str) -> None:
-        """Tells that the next call of this kind will be refused, once that is so."""
+        """Warns that the next equal call will be refused."""
         most = self.limits.no_progress_repeats
         if not any(one.signature == mark and one.count == most for one in self.circles.repeats):
             return

@@ -1,4 +1,4 @@
-"""What a turn sends, and its words: chunks to the user, events to rules and listeners, notices to the model.
+"""The output of a turn: chunks to the user, events to rules and listeners, notices to the model, and their texts.
 
 An event is built only if a rule of the run or a listener wants its type."""
 
@@ -24,7 +24,7 @@ from gateway.domain.model import BudgetWarning
 
 EMPTY = "The model gave an empty answer."
 DEFECT = "Something went wrong inside the gateway; the operator finds it in the log."
-NO_END = "The agent's tree ended without an answer; the operator finds out why in the log."
+NO_END = "The agent's tree ended without an answer; the operator finds the reason in the log."
 OVERRUN = "The model service ({provider}) wrote more than was reserved for it and was cut off."
 SKIPPED = "Skipped due to queued user message."
 TAKEN_AWAY = "Not executed: this tool is not available any more in this run."
@@ -35,7 +35,7 @@ CUT_OFF = (
 )
 INTERRUPTED = "Interrupted: whether it took effect is not known."
 
-# What the user reads when the model failed: never a provider's own words.
+# The texts for the user after a failure of the model. They never hold a provider's own words.
 BROKEN: Mapping[FailureKind, str] = {
     "auth": "The model service ({provider}) refused the key. The operator has to check it.",
     "rate": "The model service ({provider}) has no capacity for us right now. Try again later.",
@@ -61,25 +61,25 @@ class LimitReading:
     limit_type: str
     current: float
     limit: float
-    facts: Mapping[str, object] = field(default_factory=dict)  # more that belongs to it
+    facts: Mapping[str, object] = field(default_factory=dict)  # more fields
 
     @property
     def percent(self) -> float:
         return round(100 * self.current / self.limit, 1) if self.limit else 100.0
 
     def payload(self, message: str) -> Mapping[str, object]:
-        """In an event."""
+        """Returns the fields of an event."""
         values = {"current": self.current, "max": self.limit, "percent": self.percent}
         return {**values, "message": message, "limit_type": self.limit_type, **self.facts}
 
     def metadata(self) -> Mapping[str, object]:
-        """In a chunk."""
+        """Returns the fields of a chunk."""
         values = {"current_value": self.current, "limit_value": self.limit, "percent": self.percent}
         return {**values, "limit_type": self.limit_type, **self.facts}
 
 
 class StopKind(NamedTuple):
-    """What belongs to a reason to stop."""
+    """The chunk, limit and event of a reason to stop."""
 
     system_type: SystemType
     limit: str | None = None  # a field of Limits
@@ -105,7 +105,7 @@ STOP_TEXTS: Mapping[DoneReason, str] = {
     "superseded": "A newer message took the place of this one.",
 }
 
-# Warnings by limit: the type of the event, and what the user reads.
+# Warnings by limit: the type of the event, and the text for the user.
 _WRAP_UP = "({current}/{limit}). Consider wrapping up."
 _WINDOW = "Approaching the model's context window ({current}/{limit} tokens)."
 WARNINGS: Mapping[str, tuple[str, str]] = {
@@ -121,12 +121,12 @@ def stop_text(reason: DoneReason, limits: Limits) -> str:
 
 
 def spent_reading(refusal: BudgetExceeded) -> LimitReading:
-    """The reading of a budget that is for more than one run."""
+    """Returns the reading of a budget beyond the run."""
     return LimitReading(f"budget.{refusal.scope}", refusal.taken, refusal.limit, refusal.facts)
 
 
-def nearly_spent(warning: BudgetWarning) -> tuple[str, LimitReading]:
-    """What the user reads, and what programs do."""
+def budget_warning(warning: BudgetWarning) -> tuple[str, LimitReading]:
+    """Returns the text for the user, and the reading."""
     facts = {"scope": warning.scope, "unit": warning.unit}
     reading = LimitReading(f"budget.{warning.scope}", warning.used, warning.limit, facts)
     unit = "tokens" if warning.unit == "tokens" else "USD"
@@ -142,7 +142,7 @@ LEVELS = logging.getLevelNamesMapping()
 
 
 class Output:
-    """The output of one turn. `moment` is the time of everything that is sent now."""
+    """The output of one turn. `moment` is the time of all output."""
 
     def __init__(
         self,
@@ -158,12 +158,11 @@ class Output:
         self.posts: list[Notice] = []  # for other sessions
         self.shown: list[tuple[SystemType, str]] = []  # system chunks, in order
         self.verdicts: list[Mapping[str, object]] = []
-        self.model: str | None = None  # another one, if a rule wants it
-        self.without: set[str] = set()  # tools that a rule has taken away
-        self._rules: RunRules | None = None  # from the first event on that a rule hears
-        # What they keep for the session from now on; None if nothing has changed.
-        self.kept: Mapping[str, object] | None = None
-        self._bus: Bus | None = None  # from the first event on that a rule hears
+        self.model: str | None = None  # chosen by a rule
+        self.without: set[str] = set()  # tools that a rule has removed
+        self._rules: RunRules | None = None  # made for the first event that a rule wants
+        self.kept: Mapping[str, object] | None = None  # new state of the rules; None: unchanged
+        self._bus: Bus | None = None  # made for the first event that a rule wants
         self._is_over = False
 
     # -- to the user
@@ -184,11 +183,11 @@ class Output:
         self.shown.append((system_type, str(chunk.data["system_message"])))
 
     def verdict(self, kind: str, turn: int, **facts: object) -> None:
-        """Keeps what was decided about the run, for `run.inspect`."""
+        """Keeps a decision about the run for `run.inspect`."""
         self.verdicts.append({"kind": kind, "turn": turn, **facts})
 
     def warn(self, event: str, turn: int, message: str, reading: LimitReading) -> None:
-        """Warns user, rules and listeners of what comes near its limit."""
+        """Warns user, rules and listeners that a value comes near its limit."""
         self.verdict(event, turn, message=message)
         self.system("limit_warning", message, reading)
         self.event(event, reading.payload(message))
@@ -203,7 +202,7 @@ class Output:
         severity: Severity | None = None,
         source: str = "agent",
     ) -> None:
-        """Publishes it. Rules may cause further events: those come after it, for everybody."""
+        """Publishes an event. Events that rules cause come after it, for every listener."""
         job, bus = self._job, self._bus
         is_ruled = bool(job.rules.by_event[type_])
         if self._is_over or not (is_ruled or bus or job.hears(type_)):
@@ -219,8 +218,8 @@ class Output:
         (job.publish if bus is None else bus.publish)(event)
 
     def finish(self, payload: Mapping[str, object]) -> Event:
-        """The event of the end: rules hear it now, listeners once the end is durable. Nothing is published
-        after it, and nothing keeps the turn, so that it is freed at once."""
+        """Passes the event of the end to the rules, and returns it for the listeners, who get it once the
+        end is durable. Ends the output, and drops the references to the turn, so that it is freed at once."""
         scope, at = self._job.scope, self.moment.wall
         run = (scope.session_key, scope.run_id)
         event = Event("session.end", "info", "agent", at, *run, payload)
@@ -240,7 +239,7 @@ class Output:
 
     def _apply(self, act: acts.Act) -> None:
         values = act.values
-        match act.kind:  # a state that is set is kept by the rules of the run themselves
+        match act.kind:  # RunRules keeps the state that rules set
             case "notify":
                 self._notify(values["notice"])
             case "log":
@@ -261,7 +260,7 @@ class Output:
     # -- to the model
 
     def drain(self, point: Point, tools: frozenset[str]) -> str:
-        """Shows the client the notices that are due; returns the text for the model."""
+        """Shows the due notices to the client. Returns the text for the model."""
         now, turn = self.moment.wall, self.notices.turn
         due = self.notices.drain(point, turn=turn, tools=tools, now=now, holds=self._holds)
         for notice in due:
@@ -277,7 +276,7 @@ class Output:
             return True
 
     def _notify(self, notice: Notice) -> None:
-        """Queues a notice; one for the client alone that waits for nothing is shown at once."""
+        """Queues a notice. A notice for the client alone that is not deferred is shown at once."""
         now = self.moment.wall
         if notice.inject_at == "cross_session":
             if len(self.posts) < MOST_WAITING and self.notices.is_new(notice, now):

@@ -1,7 +1,7 @@
-"""One turn of an agent as a pure machine: events go in, effects come out. The loop is a behaviour tree.
+"""One turn of an agent as a pure machine: events go in, effects come out. Its loop is a behaviour tree.
 
-A turn never waits and reads no clock: the driver carries out the effects and passes the time with each
-event. A turn that was cut short is resumed by giving the same events to a new one."""
+A turn never waits and reads no clock. The driver carries out the effects, and passes the time with each
+event. An interrupted turn is resumed by passing the same events to a new one."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ from gateway.agent.output import (
     SKIPPED,
     TAKEN_AWAY,
     Output,
-    nearly_spent,
+    budget_warning,
     spent_reading,
 )
 from gateway.control.notices import Moment as Point
@@ -69,19 +69,19 @@ from gateway.tools.results import SPEC, ToolSource
 
 log = logging.getLogger(__name__)
 
-# Characters in a chunk; the model, the tool and the history get all of it.
+# Characters in a chunk. The model, the tool and the history get the whole text.
 SHOWN_RESULT = 2_000
 SHOWN_ARGUMENTS = 20_000
 MOST_CITED = 500  # of a run
-UNMETERED_S = 5.0  # after which the ledger may be written again
+UNMETERED_S = 5.0  # the client may try again after it, if the ledger could not be written
 
-EXECUTE = "tools.execute"  # a leaf of older trees, which fails for no result
+EXECUTE = "tools.execute"  # a leaf of older trees that succeeds for error results too
 _name_of, _RESULT = attrgetter("name"), attrgetter("result")
 # Options of `llm-call`.
 _NUMBERS = ("budget", "timeout", "idle-timeout")
 _OPTIONS = ("model", "tools", *_NUMBERS)
 
-# Each root with its keys: what trees and rules are checked against before they run.
+# The roots with their keys. Trees and rules are checked against them before they run.
 ROOTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "state": (
@@ -102,8 +102,8 @@ ROOTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variables(Mapping[str, object]):
-    """What rules, trees and notices can look up; each root is made when it is asked for, so that it
-    shows what is true now."""
+    """The variables of rules, trees and notices. A root is made when it is read, so that its values are
+    current."""
 
     turn: "Turn"
 
@@ -164,7 +164,7 @@ _VIEWS: Mapping[str, Callable[["Turn"], dict[str, object]]] = {
 
 
 class Ticket(PendingLeaf):
-    """An effect that is being carried out; its leaf waits for it. `wanted` is the call of a tool."""
+    """An open effect; its leaf waits for it. `wanted` is set for a tool call."""
 
     def __init__(self, turn: "Turn", leaf: LeafCall, wanted: ToolCall | None = None) -> None:
         turn.last_ticket = self.number = turn.last_ticket + 1
@@ -178,22 +178,22 @@ class Ticket(PendingLeaf):
 
 
 class Turn:
-    """`messages` are shown to the model; `said` is what becomes part of the conversation. `end` is set
-    once the tree is over."""
+    """The state of one turn. The model sees `messages`; `said` becomes part of the conversation. `end` is
+    set once the tree is over."""
 
     job: Job
     state: RunState
     system = ""
     replies = 0
     last: ModelReply | None = None
-    last_text = ""  # of the last reply that had one
-    old_messages = 0  # at the beginning of `messages`: the history
+    last_text = ""  # of the last reply with text
+    old_messages = 0  # the number of messages of the history
     is_answered = False  # the last message is a reply without calls
-    calls: Sequence[ToolCall] = ()  # of the last reply, until their results are among the messages
+    calls: Sequence[ToolCall] = ()  # of the last reply, until its results are added
     last_ticket = 0
     end: End | None = None
-    end_event: Event | None = None  # to be published once the end is durable
-    failure: ModelBroke | None = None  # of the last question to a model
+    end_event: Event | None = None  # published once the end is durable
+    failure: ModelBroke | None = None  # of the last model call
 
     def __init__(self, job: Job, emit: Emit, moment: Moment) -> None:
         """Raises PolicyBroke."""
@@ -203,17 +203,17 @@ class Turn:
         self.state = RunState(job, self.output, moment)
         self.messages: list[Message] = []
         self.said: list[Message] = []
-        self.queued: list[Steered] = []  # people said it meanwhile
-        self.taken: list[Steered] = []  # they said it, and it is among the messages
+        self.queued: list[Steered] = []  # messages of people that came meanwhile
+        self.taken: list[Steered] = []  # those of them that are added to `messages`
         self.noticed: list[int] = []  # tokens of each message with notices
-        self.pieces: list[str] = []  # of the text of a reply that is not complete
+        self.pieces: list[str] = []  # text of the incomplete reply
         self.results: dict[str, ToolResult] = {}  # of `calls`, by id
-        self._executed: set[str] = set()  # ids of those that were
-        self._done: set[str] = set()  # tools whose calls ended since notices were told last
+        self._executed: set[str] = set()  # ids of executed calls
+        self._done: set[str] = set()  # tools whose calls ended since the last notices
         self._failures: dict[str, int] = {}  # in a row, by tool
         self._cited: set[tuple[str, str | None]] = set()
-        self.uncited: list[tuple[ToolSource, str]] = []  # sources that the user was not told yet
-        self.effects: list[Effect] = []  # that the driver has not begun
+        self.uncited: list[tuple[ToolSource, str]] = []  # sources to send to the user
+        self.effects: list[Effect] = []  # not begun by the driver
         self.open: dict[int, Ticket] = {}
         self.tools = list(map(_name_of, job.tools))
         given = {
@@ -234,12 +234,12 @@ class Turn:
         self.run = Run(job.plan, host, NODES)
         for key in job.plan.inputs or job.plan.schema:
             if key in given and job.plan.schema[key].type.accepts(given[key]):
-                self.run.frame.values[key] = given[key]  # one of another type is the tree's own
+                self.run.frame.values[key] = given[key]  # else the tree uses the name for its own
 
     # -- for the driver
 
     def on(self, event: TurnEvent, moment: Moment) -> None:
-        """Takes an event; then there may be new effects, or the end."""
+        """Handles an event. Afterwards there may be new effects, or the end."""
         self.moment = self.output.moment = moment
         if self.end is not None:
             return
@@ -262,8 +262,7 @@ class Turn:
         self.advance()
 
     def advance(self) -> None:
-        """Ticks until the tree waits or is over. Interrupts a tree that waits although the run is to
-        end."""
+        """Ticks until the tree waits or is over. Interrupts a waiting tree if the run has to end."""
         while self.end is None:
             if self.run.step():
                 assert self.run.outcome is not None
@@ -274,7 +273,7 @@ class Turn:
                 self.run.interrupt(self.state.reason)
 
     def exceed(self, ticket: int) -> None:
-        """Stops the turn if the reply that is being heard goes beyond the token budget."""
+        """Stops the turn if the incoming reply exceeds the token budget."""
         if self.state.watch_tokens() or self.open[ticket].leaf.option("interruptible") is False:
             return
         self.interrupt(reason="token_budget")
@@ -294,14 +293,14 @@ class Turn:
             self.state.is_cancelled = True
 
     def abort(self) -> None:
-        """Ends it although the `:finally` of its tree is not done."""
+        """Ends the turn although the `:finally` of its tree is not done."""
         self.run.abandon()
         self.advance()
 
     # -- messages
 
     def add_message(self, message: Message, *, is_kept: bool = True) -> None:
-        """Shows a message to the model; `is_kept` makes it part of the conversation."""
+        """Adds a message for the model. `is_kept` adds it to the conversation too."""
         self.messages.append(message)
         self.state.context_tokens += message_tokens(message)
         if is_kept:
@@ -311,22 +310,21 @@ class Turn:
                 self.last_text = message.text
 
     def drain(self, point: Point) -> None:
-        """Tells the notices that are due. The model sees them; the conversation does not keep them."""
+        """Adds the due notices for the model. The conversation does not keep them."""
         notices, tools = self.output.notices, frozenset(self._done)
         self._done.clear()
         notices.turn = self.state.turn
-        told = self.output.drain(point, tools) if notices.waiting else ""
-        if told:
-            notice = Message("user", told)
+        if notices.waiting and (text := self.output.drain(point, tools)):
+            notice = Message("user", text)
             self.noticed.append(message_tokens(notice))
             self.add_message(notice, is_kept=False)
 
     # -- replies
 
     def ask(self, leaf: LeafCall) -> object:
-        """Asks a model for a reply, with the options of the leaf, unless the turn may not ask any more."""
+        """Asks a model for a reply with the options of the leaf, if the limits allow it."""
         if self.open:
-            return leaf.fail("a model is asked when nothing else is at work", "busy")
+            return leaf.fail("a model is only asked when no other effect is open", "busy")
         state = self.state
         if self.calls:
             self.close_round()
@@ -346,7 +344,7 @@ class Turn:
         state.watch_tokens()
         options, ticket = _options(leaf, self.job.agent.model), Ticket(self, leaf)
         shown, old = tuple(self.messages), self.old_messages
-        if self.replies:  # the tree may have put anything between calls and their results
+        if self.replies:  # the tree may have added messages between calls and their results
             shown = (*shown[:old], *paired(shown[old:]))
         ask = AskModel(
             ticket.number,
@@ -364,8 +362,8 @@ class Turn:
         return ticket
 
     def _offered(self, named: object) -> tuple[ToolSpec, ...]:
-        """The agent's tools that the leaf names and no rule has taken away; and the tool that reads on,
-        where the model sees a part of a result and may read the rest."""
+        """Returns the agent's tools that the leaf names and no rule has removed. Adds the tool `result` if
+        a result is shown in part and its rest can be read."""
         tools, without = self.job.tools, self.output.without
         if isinstance(named, list) and named is not self.tools:
             tools = tuple([tool for tool in tools if tool.name in named])
@@ -376,7 +374,7 @@ class Turn:
         return tuple([tool for tool in tools if tool.name not in without]) if without else tools
 
     def _replied(self, event: ModelReplied) -> None:
-        """Takes a complete reply and opens its calls."""
+        """Handles a complete reply, and opens its calls."""
         ticket, reply = self.open.pop(event.ticket, None), event.reply
         if ticket is None:
             return
@@ -394,7 +392,7 @@ class Turn:
         if reply.finish == "overrun":
             output.system("notice", OVERRUN.format(provider=reply.provider))
         for warning in reply.warnings:
-            output.warn("budget.token.warning", state.turn, *nearly_spent(warning))
+            output.warn("budget.token.warning", state.turn, *budget_warning(warning))
         if calls:
             self._open_round(calls)
         else:
@@ -404,7 +402,7 @@ class Turn:
             leaf.write("tool_calls", self.waiting_calls() if calls else [])
             if keys is not None:
                 self._stream_to(leaf, keys.constant, reply.text)
-        except BadWrite as error:  # a text where the tree keeps a number
+        except BadWrite as error:  # the tree has declared another type
             ticket.complete(error)
         ticket.complete()
 
@@ -428,7 +426,7 @@ class Turn:
                 self._count_cut(was_sent=False)
                 is_first = state.refusal is None
                 state.refusal = refusal
-                if self.replies:  # what was done so far is kept
+                if self.replies:  # the work so far is kept
                     state.terminate("token_budget", str(refusal))
                 elif is_first:
                     facts = spent_reading(refusal).payload(str(refusal))
@@ -440,20 +438,20 @@ class Turn:
         ticket.complete(outcome=False)
 
     def _count_cut(self, *, was_sent: bool = True) -> None:
-        """Counts a reply that will not come, by an estimate: the prompt was sent, and a part of the reply
-        may have arrived."""
+        """Counts the estimated usage of a call without a complete reply: its prompt if it was sent, and the
+        part of the reply that has arrived."""
         self.state.sent = 0
         if was_sent or self.state.live:
-            agent, heard = self.job.agent, ceil(self.state.live)
-            usage = Usage(self.state.context_tokens, heard, estimated=True)
+            agent, came = self.job.agent, ceil(self.state.live)
+            usage = Usage(self.state.context_tokens, came, estimated=True)
             model = self.output.model or agent.model
             usage = replace(usage, cost_usd=self.job.price(agent.provider, model, usage))
             self.state.spend(Spent(usage, agent.provider, model))
 
-    # -- tool calls: a round is the calls of one reply with their results
+    # -- tool calls: a round is the calls of one reply, with their results
 
     def _open_round(self, calls: Sequence[ToolCall]) -> None:
-        """Shows every call as pending; those beyond the limit are answered at once."""
+        """Shows every call as pending. Calls beyond the limit are answered at once."""
         most = self.state.limits.max_tool_calls_per_turn
         self.calls, self.results, self._executed = calls, {}, set()
         for call in calls:
@@ -465,7 +463,7 @@ class Turn:
             self.refuse(call, why)
 
     def waiting_calls(self) -> list[dict[str, str]]:
-        """The calls that are still to be executed, as a tree sees them."""
+        """Returns the calls without a result, in the form for a tree."""
         return [
             {"id": call.id, "name": call.name, "arguments": call.arguments}
             for call in self.calls
@@ -473,16 +471,16 @@ class Turn:
         ]
 
     def call_tool(self, leaf: LeafCall, named: object) -> object:
-        """Has the call executed that a value of the tree names, or takes the result that there is."""
+        """Executes the call that a value of the tree names, or uses its known result."""
         id_ = named.get("id") if isinstance(named, Mapping) else None
         wanted = self._call(id_)
         if wanted is None:
-            return leaf.fail("this is none of the calls that the model asked for", "unknown_call")
+            return leaf.fail("the model did not ask for this call", "unknown_call")
         known = self.results.get(wanted.id)
         if known is None and self.state.reason is not None:
             return leaf.fail(f"the run ends: {self.state.reason}", "stopped")
         if known is None and any(one.wanted == wanted for one in self.open.values()):
-            return leaf.fail("this call is at work already", "busy")
+            return leaf.fail("this call is running already", "busy")
         step = self.replies - 1
         known = known or self._refused(step, wanted)
         if known is not None:
@@ -499,19 +497,19 @@ class Turn:
         return next((call for call in self.calls if call.id == call_id), None)
 
     def _refused(self, step: int, wanted: ToolCall) -> ToolResult | None:
-        """Answers a call that must not begin. One that has a result of an earlier attempt begins, and
-        gets it."""
+        """Answers a call that must not begin. A call with a result of an earlier attempt begins, and gets
+        that result."""
         if self.queued and self.job.known(step, wanted) is None:
             return self.refuse(wanted, SKIPPED)
         return self.refuse(wanted, TAKEN_AWAY) if wanted.name in self.output.without else None
 
     def refuse(self, call: ToolCall, why: str) -> ToolResult:
-        """Answers a call that is not executed."""
+        """Answers a call without executing it."""
         result = self.results[call.id] = ToolResult(call.id, call.name, why, is_error=True)
         return result
 
     def cancel(self, ticket: Ticket) -> None:
-        """Takes back an effect that the tree no longer waits for."""
+        """Cancels an effect that the tree no longer waits for."""
         del self.open[ticket.number]
         self.effects.append(Cancel(ticket.number))
         call = ticket.wanted
@@ -523,7 +521,7 @@ class Turn:
             self.results[call.id] = known or self.refuse(call, INTERRUPTED)
 
     def _returned(self, event: ToolReturned) -> None:
-        """Takes the result of a call."""
+        """Handles the result of a call."""
         ticket, result = self.open.pop(event.ticket, None), event.result
         if ticket is None or ticket.wanted is None:
             return
@@ -585,8 +583,7 @@ class Turn:
     # -- the end
 
     def find_reason(self) -> None:
-        """Finds out whether a loop that ended without an answer came to a limit: of the run, or one that
-        the tree counts itself."""
+        """Stops the run if a loop without an answer has reached a limit: of the run, or of the tree."""
         state = self.state
         if state.reason is None and self.failure is None and not self.is_answered:
             failed = self.run.state.failure
@@ -612,53 +609,53 @@ class Turn:
         shown = tuple(self.output.shown)
         if shown or not self.is_answered or self.said[-1].text != end.text:
             self.said[:] = with_last_word(self.said, end.text, shown)
-        told = {
+        facts = {
             "reason": end.reason,
             "exchange_saved": True,
             "cancelled": end.reason == "cancelled",
             "partial": end.partial,
         }
-        self.end_event = self.output.finish(told)
+        self.end_event = self.output.finish(facts)
 
     def _end(self, outcome: TreeOutcome) -> End:
-        """A reason to stop comes before the answer, and that before a failure."""
-        heard = "".join(self.pieces)
+        """Makes the end. A reason to stop outranks a failure, and a failure outranks the answer."""
+        piece = "".join(self.pieces)
         if self.state.reason is not None:
-            text = heard or self.last_text or self.state.why
+            text = piece or self.last_text or self.state.why
             return Finish(self.state.reason, text, partial=True)
         if self.failure is not None:
-            return _failed(self.failure.failure, heard)
+            return _failed(self.failure.failure, piece)
         if outcome.reason == "done" and self.is_answered:
             return Finish("answered", self.last_text if self.last_text.strip() else self._excuse())
-        return self._unanswered(outcome, heard)
+        return self._unanswered(outcome, piece)
 
-    def _unanswered(self, outcome: TreeOutcome, heard: str) -> Fail:
+    def _unanswered(self, outcome: TreeOutcome, piece: str) -> Fail:
         facts = {"tree": self.job.plan.name, "why": outcome.detail, "failure": outcome.failure}
         log.error("tree_without_answer", extra=facts)
-        told = DEFECT if outcome.reason == "internal_error" else NO_END
-        return Fail(told, heard or self.last_text or told, "internal_error")
+        message = DEFECT if outcome.reason == "internal_error" else NO_END
+        return Fail(message, piece or self.last_text or message, "internal_error")
 
     def _excuse(self) -> str:
-        """What stands in the place of an empty answer."""
+        """Returns the text in the place of an empty answer."""
         if self.last is not None and self.last.finish == "overrun":
             return OVERRUN.format(provider=self.last.provider)
         return EMPTY
 
 
-def _failed(failure: ModelFailed | BudgetExceeded, heard: str) -> Fail:
-    """The end after a failure; `heard` is the part of the reply that reached the user."""
+def _failed(failure: ModelFailed | BudgetExceeded, piece: str) -> Fail:
+    """Makes the end after a failure. `piece` is the part of the reply that reached the user."""
     if isinstance(failure, BudgetExceeded):
-        told = str(failure)
-        return Fail(told, told, "budget_exceeded", retryable=failure.retryable, refusal=failure)
-    told = BROKEN[failure.kind].format(provider=failure.provider)
+        why, retryable = str(failure), failure.retryable
+        return Fail(why, why, "budget_exceeded", retryable=retryable, refusal=failure)
+    message = BROKEN[failure.kind].format(provider=failure.provider)
     if failure.kind == "unmetered":  # no provider's fault
-        text = heard or told
-        return Fail(told, text, "internal_error", retryable=True, retry_after_s=UNMETERED_S)
+        text = piece or message
+        return Fail(message, text, "internal_error", retryable=True, retry_after_s=UNMETERED_S)
     if isinstance(failure, TooLarge):
-        told = f"This does not fit the model: {failure.detail}."
+        message = f"This does not fit the model: {failure.detail}."
     return Fail(
-        told,
-        heard or told,
+        message,
+        piece or message,
         retryable=failure.retryable,
         retry_after_s=failure.retry_after_s,
         provider=failure.provider,
@@ -667,14 +664,14 @@ def _failed(failure: ModelFailed | BudgetExceeded, heard: str) -> Fail:
 
 
 def _pass_result(leaf: LeafCall, result: ToolResult) -> bool:
-    """Gives the result to the loop around the leaf; whether the leaf succeeds."""
+    """Passes the result to the loop around the leaf. True if the leaf succeeds."""
     leaf.set_result({"id": result.call_id, "name": result.name, "content": result.content})
     offered = leaf.plan.function
     return not result.is_error or (offered is not None and offered.name == EXECUTE)
 
 
 def _options(leaf: LeafCall, usual: str) -> dict[str, Any]:
-    """The options of a question to a model, as far as they make sense. `usual` is the agent's model."""
+    """Returns the valid options of a model call. `usual` is the agent's model."""
     options: dict[str, Any] = dict.fromkeys(_OPTIONS)
     for name in leaf.plan.options.keys() & options.keys():
         value = leaf.option(name)
@@ -686,12 +683,12 @@ def _options(leaf: LeafCall, usual: str) -> dict[str, Any]:
 
 
 def number(value: object) -> float | None:
-    """The value as a number, if it is one."""
+    """Returns the value as a number; None if it is none."""
     return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
 
 
 def with_distinct_ids(reply: ModelReply, said: Sequence[Message]) -> ModelReply:
-    """Some models reuse an id within a reply or a run; each result has to find its own call."""
+    """Makes the ids of calls distinct, because some models reuse an id in a reply or run."""
     taken = {call.id for message in said for call in message.tool_calls}
     calls: list[ToolCall] = []
     for call in reply.tool_calls:
@@ -706,7 +703,7 @@ def with_distinct_ids(reply: ModelReply, said: Sequence[Message]) -> ModelReply:
 def with_last_word(
     said: Sequence[Message], text: str, notices: tuple[tuple[SystemType, str], ...] = ()
 ) -> tuple[Message, ...]:
-    """Puts the answer at the end, once; it replaces an empty reply."""
+    """Makes the answer the last message. It replaces an empty reply."""
     *before, last = said or [Message("assistant")]
     if last.role != "assistant" or (last.text.strip() and last.text != text):
         before, last = [*before, last], Message("assistant")

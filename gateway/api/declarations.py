@@ -136,13 +136,13 @@ def _plain_fields(value: Any, kind: Any) -> Json:
     return shown
 
 
-def differing(value: Any) -> Any:
+def plain_changes(value: Any) -> Any:
     """Like `plain`, but omits the fields that have their defaults."""
     if isinstance(value, Declared):
         held = [(name, value.__dict__[name], usual) for name, usual in type(value).defaults]
-        return {name: differing(one) for name, one, usual in held if one != usual}
+        return {name: plain_changes(one) for name, one, usual in held if one != usual}
     if isinstance(value, list | tuple):
-        return [differing(inside) for inside in value]
+        return [plain_changes(inside) for inside in value]
     return value
 
 

@@ -360,7 +360,7 @@ def explanations() -> Mapping[str, Explanation]:
     }
 
 
-def explained(code: str) -> Explanation | None:
+def find_explanation(code: str) -> Explanation | None:
     """Returns the explanation of a code, ignoring case; None if the code is unknown."""
     by_word = {one.lower(): text for one, text in explanations().items()}
     return by_word.get(code.strip().lower())

@@ -5,22 +5,8 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from gateway.api.chunks import RunEvent, WhyFailed
-from gateway.api.conversations import (
-    LONGEST_TEXT,
-    HistoryPage,
-    OwnLimits,
-    TokenUsage,
-)
-from gateway.api.declarations import (
-    NOT_BLANK,
-    Check,
-    Flag,
-    Method,
-    Params,
-    Text,
-    Value,
-    nullable,
-)
+from gateway.api.conversations import LONGEST_TEXT, HistoryPage, OwnLimits, TokenUsage
+from gateway.api.declarations import NOT_BLANK, Check, Flag, Method, Params, Text, Value, nullable
 from gateway.api.errors import ErrorAnswer
 from gateway.api.spending import BudgetRecords, SpendingPage
 from gateway.domain.messages import DoneReason

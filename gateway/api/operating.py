@@ -84,9 +84,7 @@ class AuditVerify(Params):
 
     head: (
         Annotated[
-            str,
-            Check(pattern="^[0-9a-f]{64}$"),
-            "A hash from an earlier check; must be present.",
+            str, Check(pattern="^[0-9a-f]{64}$"), "A hash from an earlier check; must be present."
         ]
         | None
     ) = None
@@ -129,7 +127,7 @@ class LogPage(Value):
 
 
 class GetStatus(Params):
-    """Show the status of the gateway; exit 1 if it is not ready."""
+    """Show the status of the gateway; exit 1 if it is not healthy."""
 
 
 class PluginBrief(Value):
@@ -592,7 +590,7 @@ class DeadLetterPage(Value):
 
 class OfLetter(Params):
     id: Text
-    channel: Text | None = None  # of an incoming message: platforms may use the same ids
+    channel: Text | None = None  # of an incoming message whose id several channels have
 
 
 class ResubmitLetter(OfLetter):

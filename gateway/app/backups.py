@@ -45,7 +45,7 @@ from gateway.domain.version import VERSION
 from gateway.host.archive import (
     PART,
     ReadArchive,
-    give_to_owner,
+    match_owner,
     new_archive,
     open_archive,
     sweep_parts,
@@ -160,7 +160,7 @@ def _target(data_dir: Path, path: Path | None, now: datetime) -> Path:
         return found
     folder = data_dir / USUAL_FOLDER
     make_private(folder)
-    give_to_owner(data_dir, folder)
+    match_owner(data_dir, folder)
     sweep_parts(folder)
     return next(_unused(folder / _stamp(now), ".zip"))
 
@@ -198,7 +198,7 @@ def _write(target: Path, copy: Path, told: Manifest, config: GatewayConfig) -> B
         digest = archive.finish(_as_json(manifest))
     data_dir = config.gateway.data_dir.resolve()
     if target.is_relative_to(data_dir):
-        give_to_owner(data_dir, target)
+        match_owner(data_dir, target)
     return Backup(str(target), digest, target.stat().st_size, manifest)
 
 
@@ -498,7 +498,7 @@ def _put(building: Path, folder: Path, moved_to: Path | None) -> None:
         for below, _, files in os.walk(building):
             for name in files:
                 sync_file(Path(below, name))
-            give_to_owner(folder, Path(below), *(Path(below, name) for name in files))
+            match_owner(folder, Path(below), *(Path(below, name) for name in files))
             sync_folder(Path(below))
         if moved_to is not None:
             folder.rename(moved_to)

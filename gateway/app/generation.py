@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from gateway.agent.leaves import SHIPPED
-from gateway.config.access import closed_agents, reach
+from gateway.config.access import closed_agents, reachable_scopes
 from gateway.config.problems import KeyPath, dotted
 from gateway.config.values import GatewayConfig, RuleFolder
 from gateway.control.policy import (
@@ -175,7 +175,7 @@ def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
         TokenDef(
             token.name,
             token.token.reveal(),
-            reach(config, token.name, token.scopes),
+            reachable_scopes(config, token.name, token.scopes),
             token.expires,
         )
         for token in config.tokens
@@ -186,7 +186,7 @@ def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
         tokens=tokens,
         operator_secret=settings.token.reveal() if settings.token else None,
         cli_secret=operator_key,
-        reach=partial(reach, config),
+        reach=partial(reachable_scopes, config),
         allowed_origins=settings.allowed_origins,
         trusted_proxies=settings.trusted_proxies,
         max_connections=settings.max_connections,

@@ -19,7 +19,7 @@ from gateway.config.load import LoadedConfig, read
 from gateway.config.problems import ConfigInvalid, ConfigProblem
 from gateway.config.secrets import is_file_name, secret_name, write_secret
 from gateway.config.toml import CannotEdit
-from gateway.config.values import Surroundings
+from gateway.config.values import Inputs
 from gateway.domain.errors import Conflict
 
 MOST = 32  # proposals that are remembered; the oldest is forgotten
@@ -30,7 +30,7 @@ class Proposal:
     """What the file would be, and the secret files that it refers to."""
 
     path: Path
-    around: Surroundings
+    inputs: Inputs
     before: str
     after: str
     secrets: Mapping[str, str]
@@ -49,10 +49,10 @@ class ConfigFile:
 
     path: Callable[[], Path | None]
     usual: Path
-    around: Callable[[], Surroundings]
+    inputs: Callable[[], Inputs]
 
     def read(self, path: Path | None) -> LoadedConfig:
-        return read(path or self.path(), self.around())
+        return read(path or self.path(), self.inputs())
 
 
 class Proposals:
@@ -92,7 +92,7 @@ class Proposals:
         self._known[made.hash] = made
         while len(self._known) > MOST:
             del self._known[next(iter(self._known))]
-        name = made.around.name(made.path)
+        name = made.inputs.name(made.path)
         return api.Proposed(
             diff=editing.difference(made.before, made.after, name),
             errors=[build(api.ConfigError, one) for one in made.errors],
@@ -101,21 +101,21 @@ class Proposals:
 
     def _made(self, patch: Mapping[str, object], secrets: Mapping[str, str]) -> Proposal:
         file = self._file
-        path, around = self._origin or file.path() or file.usual, file.around()
+        path, inputs = self._origin or file.path() or file.usual, file.inputs()
         files, references = dict[str, str](), dict[str, object]()
         for key, value in secrets.items():
             name = key if is_file_name(key) and "." not in key else secret_name(parse_path(key))
             files[name] = value
             if name != key:
                 references[key] = f"${{file:{name}}}"
-        around = replace(around, pending=files)
-        before = editing.current(path, around)
+        inputs = replace(inputs, pending=files)
+        before = editing.read_text(path, inputs)
         after = with_patch(with_patch(before, patch), references)
         try:
-            editing.checked(after, path, around)
+            editing.check_text(after, path, inputs)
         except ConfigInvalid as error:
-            return Proposal(path, around, before, after, files, error.problems)
-        return Proposal(path, around, before, after, files, ())
+            return Proposal(path, inputs, before, after, files, error.problems)
+        return Proposal(path, inputs, before, after, files, ())
 
     async def apply(self, hash_: str) -> api.Applied:
         """Raises Conflict if the file is not what it was, InvalidParams if it would not be valid."""
@@ -144,11 +144,11 @@ def _write(made: Proposal) -> Callable[[], None]:
     """Writes secrets, then the file; returns what takes it back. Raises Conflict."""
     was_there = made.path.exists()
     try:
-        if editing.current(made.path, made.around) != made.before:
+        if editing.read_text(made.path, made.inputs) != made.before:
             raise CannotEdit("the file changed meanwhile; propose it again")
-        undo = [write_secret(made.around.home, *one) for one in made.secrets.items()]
+        undo = [write_secret(made.inputs.home, *one) for one in made.secrets.items()]
         if made.after != made.before:
-            editing.save(made.path, made.before, made.after, made.around)
+            editing.save(made.path, made.before, made.after, made.inputs)
     except CannotEdit as error:
         raise Conflict(str(error)) from error
 

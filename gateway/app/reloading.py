@@ -18,8 +18,8 @@ from gateway.app.generation import Look, build, files_changed, look_at
 from gateway.app.shared import Shared
 from gateway.app.working import GenerationRefused, Working, finding, prepared
 from gateway.config.access import note_start
-from gateway.config.changes import as_started, changes, need_restart
-from gateway.config.document import placed
+from gateway.config.changes import changes, need_restart, with_start_values
+from gateway.config.document import build_error
 from gateway.config.load import LoadedConfig
 from gateway.config.problems import Code, ConfigInvalid, ConfigProblem, dotted
 from gateway.config.values import GatewayConfig
@@ -181,7 +181,7 @@ class Reloader:
             loaded = await to_thread.run_sync(self.read, origin)
         except ConfigInvalid as error:
             return ReloadPlan(look, self.restart_needed, problems=error.problems)
-        config = as_started(self._booted, loaded.config)
+        config = with_start_values(self._booted, loaded.config)
         restart = need_restart(self._booted, loaded.config)
         look = await to_thread.run_sync(look_at, config, look)
         changed = [*changes(before.made.config, config), *files_changed(before.look, look)]
@@ -201,7 +201,7 @@ class Reloader:
             findings = [finding((), str(error), "correct it, then reload")]
         else:
             return ReloadPlan(look, restart, tuple(dict.fromkeys(changed)), new=new)
-        return ReloadPlan(look, restart, problems=placed(findings, loaded.document).problems)
+        return ReloadPlan(look, restart, problems=build_error(findings, loaded.document).problems)
 
     # -- what is told of it
 

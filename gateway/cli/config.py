@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from gateway.cli.command import BAD_CONFIG, CliContext, failure, problem_as_json, problems_of
-from gateway.cli.configuration import RELOAD_S, Edit, agree, config_path, surroundings, usual_path
+from gateway.cli.configuration import RELOAD_S, Edit, agree, config_path, read_inputs, usual_path
 from gateway.cli.link import ask
-from gateway.config.document import placed, warned
+from gateway.config.document import build_error, locate
 from gateway.config.editing import NAMED_BY, parse_path, read_value, value_at, with_value
 from gateway.config.load import LoadedConfig, Row, effective, read
 from gateway.config.problems import Code, ConfigFinding, ConfigInvalid, ConfigProblem, dotted
@@ -67,8 +67,8 @@ def _tried(loaded: LoadedConfig) -> tuple[ConfigProblem, ...]:
     ]
     if errors:
         wrong = [ConfigFinding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]
-        raise placed(wrong, loaded.document, notices=notices)
-    return warned(notices, loaded.document)
+        raise build_error(wrong, loaded.document, notices=notices)
+    return locate(notices, loaded.document)
 
 
 @config.command()
@@ -152,7 +152,7 @@ def _keep(edit: Edit, path: tuple[str, ...], value: str | None, *, yes: bool) ->
     name = secret_name(path)
     edit = edit.keeping(name, secret)
     after = with_value(edit.before, path, f"${{file:{name}}}")
-    note = f"The secret goes to {edit.around.name(edit.around.home / FOLDER / name)} (mode 0600)."
+    note = f"The secret goes to {edit.inputs.name(edit.inputs.home / FOLDER / name)} (mode 0600)."
     edit.written(after, note, nothing="", yes=yes, key=dotted(path), secret=name)
 
 
@@ -189,7 +189,7 @@ def path(context: CliContext) -> None:
 
 
 def _load(context: CliContext) -> LoadedConfig:
-    return read(config_path(context), surroundings(context))
+    return read(config_path(context), read_inputs(context))
 
 
 def _lines(rows: Iterable[Row]) -> Iterator[str]:

@@ -21,10 +21,10 @@ from gateway.config.secrets import write_secret
 from gateway.config.values import (
     BundledPlugin,
     GatewayConfig,
+    Inputs,
     Known,
     Overrides,
     Preset,
-    Surroundings,
 )
 from gateway.control.policy import DECISION_TREES
 from gateway.control.rules import CORE, check_rule
@@ -78,7 +78,7 @@ def known() -> Known:
 
 def configured(context: CliContext, *, port: int | None = None) -> GatewayConfig:
     """Raises ConfigInvalid with every problem."""
-    return read(config_path(context), surroundings(context, port=port)).config
+    return read(config_path(context), read_inputs(context, port=port)).config
 
 
 def config_path(context: CliContext) -> Path | None:
@@ -93,11 +93,11 @@ def usual_path() -> Path:
     return Path.home() / ".config" / "exogate" / "config.toml"
 
 
-def surroundings(context: CliContext, *, port: int | None = None) -> Surroundings:
+def read_inputs(context: CliContext, *, port: int | None = None) -> Inputs:
     environment = read_environment()
     is_named = is_named_file(context.config_path, environment)
     overrides = Overrides(context.data_dir, port)
-    return Surroundings(environment, Path.home(), Path.cwd(), known(), overrides, is_named)
+    return Inputs(environment, Path.home(), Path.cwd(), known(), overrides, is_named)
 
 
 # -- writing
@@ -128,30 +128,30 @@ class Edit:
 
     context: CliContext
     path: Path
-    around: Surroundings
+    inputs: Inputs
     before: str
 
     @classmethod
     def begin(cls, context: CliContext) -> "Edit":
         """Raises ConfigInvalid if the file is no TOML."""
-        around = surroundings(context)
+        inputs = read_inputs(context)
         path = (config_path(context) or usual_path()).absolute()
-        return cls(context, path, around, editing.current(path, around))
+        return cls(context, path, inputs, editing.read_text(path, inputs))
 
     @property
     def name(self) -> str:
-        return self.around.name(self.path)
+        return self.inputs.name(self.path)
 
     def difference(self, after: str) -> str:
         return editing.difference(self.before, after, self.name)
 
     def checked(self, after: str) -> GatewayConfig:
         """The configuration that it would be. Raises ConfigInvalid."""
-        return editing.checked(after, self.path, self.around)
+        return editing.check_text(after, self.path, self.inputs)
 
     def keeping(self, name: str, secret: str) -> "Edit":
         """Writes this file of a secret, too."""
-        return replace(self, around=replace(self.around, pending={name: secret}))
+        return replace(self, inputs=replace(self.inputs, pending={name: secret}))
 
     def tell(self, *lines: str) -> None:
         """For whoever reads: with --json, stdout is for programs."""
@@ -168,9 +168,9 @@ class Edit:
 
     def save(self, after: str) -> None:
         """Raises ConfigInvalid: nothing is written that could not be used."""
-        for name, secret in self.around.pending.items():
-            write_secret(self.around.home, name, secret)
-        editing.save(self.path, self.before, after, self.around)
+        for name, secret in self.inputs.pending.items():
+            write_secret(self.inputs.home, name, secret)
+        editing.save(self.path, self.before, after, self.inputs)
 
     def written(
         self,
@@ -182,10 +182,10 @@ class Edit:
         **facts: Any,
     ) -> None:
         """Shows the change with `notes` before it, asks, writes it and says so, or says why there is nothing to do."""
-        is_changed = after != self.before or bool(self.around.pending)
+        is_changed = after != self.before or bool(self.inputs.pending)
         if is_changed:
             self.tell(*notes, self.difference(after))
-            editing.require_better(self.before, after, self.path, self.around)
+            editing.require_better(self.before, after, self.path, self.inputs)
             self.agreed(question, yes=yes)
             effect = self.take_effect(after)
             self.tell(f"{self.name} was written. {effect}")
@@ -207,7 +207,7 @@ class Edit:
             self.save(after)
             told = ask(self.context, "config.reload", {}, RELOAD_S)
         except (Unreachable, NotAllowed) as error:
-            if editing.current(self.path, self.around) != after:
+            if editing.read_text(self.path, self.inputs) != after:
                 self.save(after)
             return f"{who} could not be asked to take it up: {error}"
         if told["errors"] and was_fine:

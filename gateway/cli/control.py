@@ -91,8 +91,8 @@ def _rules(context: CliContext, what: str) -> Sequence[CompiledRule]:
     path = Path(what)
     if path.is_file():
         reader = RuleReader(check_rule)
-        core = {one.id: one for one in reader.file(CORE, {})}
-        return load_rules(reader.file(path, core)).rules
+        core = {one.id: one for one in reader.read_file(CORE, {})}
+        return load_rules(reader.read_file(path, core)).rules
     config = configured(context)
     every = rule_set(config, config.rule_folder).rules
     found = [one for one in every if one.definition.id == what]

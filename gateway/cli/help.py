@@ -5,7 +5,7 @@ from dataclasses import asdict
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
-from gateway.api.errors import explained, explanations
+from gateway.api.errors import explanations, find_explanation
 from gateway.cli.command import CliContext
 from gateway.domain.errors import GatewayError
 from gateway.domain.text import meant
@@ -26,7 +26,7 @@ class UnknownCode(GatewayError):
 @click.argument("code")
 @click.pass_obj
 def explain(context: CliContext, code: str) -> None:
-    found = explained(code)
+    found = find_explanation(code)
     if found is None:
         near = meant(code, explanations())
         raise UnknownCode(f"there is no error code {code[:60]!r}{near}")

@@ -87,11 +87,11 @@ def add(
 
 def _with_key(edit: Edit, name: str, table: dict[str, str]) -> Edit:
     """Asks for the key of a preset that has none, on a terminal; it is kept in a file of its own."""
-    preset, around = edit.around.known.presets.get(name), edit.around
+    preset, inputs = edit.inputs.known.presets.get(name), edit.inputs
     variables = key_variables(name, preset.key_variable) if preset else ()
     file = f"{name}_api_key"
-    is_there = any(value_of(around.environment, one) for one in variables)
-    is_there = is_there or (around.home / FOLDER / file).exists()
+    is_there = any(value_of(inputs.environment, one) for one in variables)
+    is_there = is_there or (inputs.home / FOLDER / file).exists()
     if not variables or table or is_there or not sys.stdin.isatty():
         return edit
     secret = click.prompt(f"API key of {name}, or nothing", hide_input=True, default="", err=True)

@@ -10,7 +10,7 @@ import click
 from gateway.app import running as app
 from gateway.app.proposals import ConfigFile
 from gateway.cli.command import CliContext
-from gateway.cli.configuration import config_path, configured, surroundings, usual_path
+from gateway.cli.configuration import config_path, configured, read_inputs, usual_path
 from gateway.config.environment import pop_service_variables
 from gateway.config.secrets import secrets_in
 from gateway.config.values import GatewayConfig
@@ -46,8 +46,8 @@ def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
         sys.stdout.flush()
         notify.ready(f"serving at {running.url}")
 
-    around = partial(surroundings, context, port=port)
-    file = ConfigFile(partial(config_path, context), usual_path(), around)
+    inputs = partial(read_inputs, context, port=port)
+    file = ConfigFile(partial(config_path, context), usual_path(), inputs)
 
     async def serve() -> None:
         await app.run(

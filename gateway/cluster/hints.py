@@ -123,7 +123,7 @@ class NatsHints:
             pause_s = min(2 * pause_s, self.settings.longest_retry_s)
 
     async def _connection(self) -> str:
-        """One connection from start to end. Returns the reason for the end."""
+        """Runs one connection from start to end. Returns the reason for the end."""
         client, errors = Client(), _Errors(self._where)
         try:
             await self._connect(client, errors)
@@ -194,7 +194,7 @@ class NatsHints:
 
 
 def parse_hint(payload: bytes) -> Hint | None:
-    """None if the payload is no hint of this version: any client may publish."""
+    """Returns None if the payload is no hint of this version: any client may publish."""
     if len(payload) > LARGEST_HINT:
         return None
     try:

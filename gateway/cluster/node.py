@@ -70,7 +70,7 @@ class ClusterNode:
         return self._ownership.partitions
 
     def epoch(self, partition: int, *, starting: bool = False) -> int | None:
-        """The epoch under which a turn may commit, publish or start; None if it may not."""
+        """Returns the epoch under which a turn may commit, publish or start; None if it may not."""
         return self._ownership.epoch(partition, self.clock.monotonic(), starting=starting)
 
     async def run(self) -> None:

@@ -77,8 +77,8 @@ class Ownership:
         return min((held.deadline for held in self._held.values()), default=None)
 
     def epoch(self, partition: int, now: float, *, starting: bool = False) -> int | None:
-        """The epoch under which the node may commit and publish, or start a turn (`starting`), for
-        this partition; None if it may not."""
+        """Returns the epoch under which the node may commit and publish, or start a turn
+        (`starting`), for this partition; None if it may not."""
         held = self._held.get(partition)
         if held is None or held.deadline <= now or (starting and held.is_draining):
             return None
@@ -165,7 +165,7 @@ class Ownership:
             for held in kept[-surplus:]:
                 yield self._drain(held)
         elif surplus < 0 and free:
-            # Each member begins at another place, so that they request different partitions.
+            # Members begin at different places, so that they request different partitions.
             place = sorted(renewal.members).index(self._node) * len(free) // len(renewal.members)
             yield Acquire(tuple((free[place:] + free[:place])[:-surplus]))
 
@@ -183,7 +183,7 @@ class Ownership:
 
 
 def fair_share(node: str, members: Collection[str], partitions: int) -> int:
-    """The shares of all members add up to all partitions and differ by at most one."""
+    """Returns the share of a member. All shares add up to all partitions and differ by at most one."""
     if node not in members:
         return 0
     usual, rest = divmod(partitions, len(members))

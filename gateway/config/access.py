@@ -20,7 +20,7 @@ from gateway.config.values import (
     StoreSettings,
     TokenGrant,
 )
-from gateway.domain.budgets import NANO, Budgets, Limit, TokenBudget
+from gateway.domain.budgets import NANO, Limit, TokenBudget
 from gateway.domain.errors import NotInstalled
 from gateway.domain.events import AuditEvent, AuditKind
 from gateway.domain.ids import AgentId, Secret
@@ -46,32 +46,28 @@ KINDS: Mapping[str, AuditKind] = {
 
 
 def resolve_gateway(reading: Reading, config: GatewayConfig) -> GatewaySettings:
-    written, overrides = config.gateway, reading.around.overrides
+    written, overrides = config.gateway, reading.inputs.overrides
     port = written.port if overrides.port is None else overrides.port
     if not 0 <= port <= 65_535:
         path, message = ("gateway", "port"), f"{port} is out of range"
-        reading.wrong(Code.OUT_OF_RANGE, path, message, "write 0 to 65535", variable="--port")
-    data_dir = overrides.data_dir or reading.around.path(str(written.data_dir), reading.folder)
-    token = _operator_token(reading, written)
+        reading.wrong(Code.OUT_OF_RANGE, path, message, "write 0 to 65535")
+    data_dir = overrides.data_dir or reading.inputs.path(str(written.data_dir), reading.folder)
+    if TOKEN in reading.inputs.environment:
+        token = reading.variable(OPERATOR, TOKEN)
+    else:
+        token = reading.secret(OPERATOR, written.token)
+    token = _unless_blank(reading, OPERATOR, token)
     if not is_loopback(written.bind):
-        is_meant = written.token is not None or TOKEN in reading.around.environment
+        is_meant = written.token is not None or TOKEN in reading.inputs.environment
         has_tokens = is_meant or bool(config.tokens)
         _check_door(reading, written.bind, token, has_tokens=has_tokens)
     return replace(written, port=port, data_dir=data_dir.absolute(), token=token)
 
 
-def _operator_token(reading: Reading, written: GatewaySettings) -> Secret | None:
-    if TOKEN in reading.around.environment:
-        token = reading.variable(OPERATOR, TOKEN)
-    else:
-        token = reading.secret(OPERATOR, written.token)
-    return None if token is None or _is_blank(reading, OPERATOR, token) else token
-
-
 def resolve_tokens(
     reading: Reading, tokens: Iterable[TokenGrant], operator: Secret | None
 ) -> tuple[TokenGrant, ...]:
-    """Returns the tokens with their references resolved, without those that have a problem."""
+    """Returns the tokens with their references resolved; a token with a problem is reported and omitted."""
     names = {operator: "[gateway] token"} if operator else {}
     grants = []
     for index, written in enumerate(tokens):
@@ -82,8 +78,8 @@ def resolve_tokens(
             reading.wrong(Code.MALFORMED, (*path, "name"), message, "choose another name")
         for at, scope in enumerate(written.scopes):
             _check_scope(reading, (*path, "scopes", at), scope)
-        token = reading.secret(where, written.token)
-        if token is None or _is_blank(reading, where, token):
+        token = _unless_blank(reading, where, reading.secret(where, written.token))
+        if token is None:
             continue
         if token in names:
             message = f"{names[token]} has the same token"
@@ -106,8 +102,8 @@ def resolve_store(reading: Reading, written: StoreSettings) -> StoreSettings:
         password = reading.secret(("store", "password"), written.password)
     elif written.password is not None:
         with suppress(SecretProblem):  # only `store copy` uses it
-            text, around = written.password.reveal(), reading.around
-            password = Secret(resolve(text, around.environment, around.home))
+            text, inputs = written.password.reveal(), reading.inputs
+            password = Secret(resolve(text, inputs.environment, inputs.home))
     return replace(written, password=password)
 
 
@@ -156,20 +152,15 @@ def _check_door(reading: Reading, bind: str, operator: Secret | None, *, has_tok
         reading.wrong(Code.OPEN_DOOR, ("gateway", "bind"), message, fix)
     if operator is not None and len(operator.reveal().strip()) < LEAST_TOKEN:
         message = f"{reached}, and the operator's token has fewer than {LEAST_TOKEN} characters"
-        _wrong_token(reading, OPERATOR, Code.OPEN_DOOR, message)
+        reading.wrong(Code.OPEN_DOOR, OPERATOR, message, NEW_TOKEN)
 
 
-def _is_blank(reading: Reading, path: KeyPath, token: Secret) -> bool:
-    """True if the token is blank, which is reported: without a token every local program is the operator."""
-    if token.reveal().strip():
-        return False
-    _wrong_token(reading, path, Code.MALFORMED, "the token is blank")
-    return True
-
-
-def _wrong_token(reading: Reading, path: KeyPath, code: Code, message: str) -> None:
-    is_variable = path == OPERATOR and TOKEN in reading.around.environment
-    reading.wrong(code, path, message, NEW_TOKEN, variable=TOKEN if is_variable else None)
+def _unless_blank(reading: Reading, path: KeyPath, token: Secret | None) -> Secret | None:
+    """Reports a blank token and returns None for it: without a token every local program is the operator."""
+    if token is None or token.reveal().strip():
+        return token
+    reading.wrong(Code.MALFORMED, path, "the token is blank", NEW_TOKEN)
+    return None
 
 
 # -- the audit
@@ -223,7 +214,9 @@ def authority(config: GatewayConfig) -> Authority:
     for name, provider in config.providers.items():
         prices = {model: asdict(price) for model, price in provider.prices.items()}
         shown[f"providers.{name}"] = {"base_url": provider.base_url, "prices": prices}
-    shown |= _limits(config.budgets)
+    agents = {f"agent:{name}": limit for name, limit in config.budgets.agents.items()}
+    limits = _set_limits(config.budgets, "session", "daily", "monthly", "per_agent", **agents)
+    shown |= {f"budgets.{name}": limit for name, limit in limits.items()}
     decoded: Authority = json.loads(json.dumps(shown, default=sorted))
     return decoded
 
@@ -233,11 +226,7 @@ def _rights(token: TokenGrant) -> object:
     if token.expires is None and token.budget is None:
         return frozenset(token.scopes)
     expires = token.expires and token.expires.isoformat()
-    budget = token.budget and {
-        name: _limit(limit)
-        for name, limit in _attributes(token.budget, "session", "daily", "monthly").items()
-        if limit != Limit()
-    }
+    budget = token.budget and _set_limits(token.budget, "session", "daily", "monthly")
     return {"scopes": frozenset(token.scopes), "expires": expires, "budget": budget}
 
 
@@ -254,16 +243,13 @@ def _agents(config: GatewayConfig) -> dict[str, object]:
     return shown
 
 
-def _limits(budgets: Budgets) -> dict[str, object]:
-    limits = _attributes(budgets, "session", "daily", "monthly", "per_agent")
-    limits |= {f"agent:{name}": limit for name, limit in budgets.agents.items()}
-    return {f"budgets.{name}": _limit(limit) for name, limit in limits.items() if limit != Limit()}
-
-
-def _limit(limit: Limit) -> dict[str, object]:
+def _set_limits(budgets: object, *names: str, **more: Limit) -> dict[str, object]:
+    """Returns the limits of these names as JSON data; a limit that limits nothing is omitted."""
+    limits: dict[str, Limit] = _attributes(budgets, *names) | more
     return {
-        "tokens": limit.tokens,
-        "usd": None if limit.nano_usd is None else limit.nano_usd / NANO,
+        name: {"tokens": one.tokens, "usd": one.nano_usd and one.nano_usd / NANO}
+        for name, one in limits.items()
+        if one != Limit()
     }
 
 
@@ -282,7 +268,7 @@ def closed_agents(config: GatewayConfig) -> Mapping[AgentId, frozenset[str]]:
     return {agent.id: users[agent.project] for agent in config.agents if agent.project in users}
 
 
-def reach(config: GatewayConfig, name: str, scopes: Iterable[str]) -> frozenset[str]:
+def reachable_scopes(config: GatewayConfig, name: str, scopes: Iterable[str]) -> frozenset[str]:
     """Returns the scopes of a token without agents of other projects, which the token must not see. The scopes
     admin, read and impersonate see all agents."""
     given, closed = frozenset(scopes), closed_agents(config)

@@ -42,7 +42,7 @@ def places(config: GatewayConfig) -> list[tuple[KeyPath, AgentDef]]:
 def resolve_agents(reading: Reading, config: GatewayConfig) -> tuple[AgentDef, ...]:
     agents: dict[str, AgentDef] = {}
     for path, written in places(config):
-        reading.is_taken((*path, "id"), "agent", written.id, agents)
+        reading.check_name((*path, "id"), written.id, agents, "another agent")
         agents[written.id] = _agent(reading, config, path, written)
     return tuple(agents.values())
 
@@ -110,7 +110,7 @@ def _model(
     max_tokens, most = section.max_tokens, known.output_limit(model)
     if most is not None and max_tokens > most:
         where = (*path, "max_tokens")
-        if reading.given(where) is not None:
+        if reading.value_at(where) is not None:
             message = f"{quoted(model)} replies with at most {most} tokens, not {max_tokens}"
             reading.wrong(Code.OUT_OF_RANGE, where, message, f"write {most}")
         max_tokens = most
@@ -148,16 +148,18 @@ def _context(reading: Reading, path: KeyPath, context: ContextRules, window: int
     budget, most, key = context.token_budget, int(AUTO_SHARE * window), ("context", "token_budget")
     if budget != AUTO and budget <= window:
         return context
-    is_given = reading.given(key) is not None or reading.given((*path, *key)) is not None
+    is_given = reading.value_at(key) is not None or reading.value_at((*path, *key)) is not None
     if budget != AUTO and "fallback" not in path and is_given:
-        message = f"{budget} tokens exceed the model's window of {window}; {most} is used"
-        fix = f"write {most}, or set context_window"
+        message = f"{budget} tokens exceed the model's window of {window}"
+        fix = (
+            f"{most} is used; write it, or set context_window"  # `exogate doctor` reads the number
+        )
         reading.note("context-clamped", (*path, *key), message, fix)
     return replace(context, token_budget=most)
 
 
 def _check_template(reading: Reading, where: KeyPath, file: Path) -> None:
-    name = reading.around.name(file)
+    name = reading.inputs.name(file)
     try:
         compile_prompt(file.read_text("utf-8-sig"))
     except TemplateInvalid as error:
@@ -181,8 +183,7 @@ def usual_model(reading: Reading, path: KeyPath, provider: str, model: str | Non
     model = model or default_model(provider, reading.known)
     if model is None and is_known:
         message = f'"model" is missing: provider {quoted(provider)} has no default'
-        where = (*path, "model")
-        reading.wrong(Code.MISSING, where, message, 'add model = "..."', at="table")
+        reading.wrong(Code.MISSING, (*path, "model"), message, 'add model = "..."')
     return model or ""
 
 
@@ -227,7 +228,7 @@ def resolve_subagents(reading: Reading, config: GatewayConfig) -> tuple[Subagent
     names, found = set(reading.names["agent"]), []
     for index, one in enumerate(config.subagents):
         path: KeyPath = ("subagents", index)
-        reading.is_taken((*path, "name"), "agent or subagent", one.name, names)
+        reading.check_name((*path, "name"), one.name, names, "another agent or subagent")
         names.add(one.name)
         prompt = reading.file((*path, "prompt_path"), one.prompt_path, "create the file")
         others = [other.tool for other in config.subagents if other.tool != one.tool]

@@ -37,7 +37,7 @@ def need_restart(booted: GatewayConfig, after: GatewayConfig) -> list[str]:
     return [_key(path) for path in differing if any(path[: len(one)] == one for one in AT_START)]
 
 
-def as_started(booted: GatewayConfig, after: GatewayConfig) -> GatewayConfig:
+def with_start_values(booted: GatewayConfig, after: GatewayConfig) -> GatewayConfig:
     """Returns the new configuration with the values of the start for keys that need a restart."""
     at = booted.gateway
     gateway = replace(after.gateway, bind=at.bind, port=at.port, data_dir=at.data_dir)
@@ -71,10 +71,9 @@ def _differences(path: KeyPath, before: Any, after: Any) -> Iterator[KeyPath]:
 
 def _values(field: str, before: Any, after: Any) -> tuple[Any, Any]:
     """Returns both values of a field, with the agents without the default one, which has a section of its own."""
-    found = getattr(before, field), getattr(after, field)
     if field == "agents" and isinstance(before, GatewayConfig):
-        return found[0][before.agent is not None :], found[1][after.agent is not None :]
-    return found
+        return before.further_agents, after.further_agents
+    return getattr(before, field), getattr(after, field)
 
 
 def _by_name(value: Any) -> Mapping[str, Any] | None:

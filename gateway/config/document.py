@@ -6,11 +6,11 @@ import pwd
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -25,15 +25,8 @@ from gateway.config.problems import (
     dotted,
 )
 from gateway.config.schema import patterns
-from gateway.config.secrets import (
-    MASK,
-    REFERENCE,
-    fitted,
-    is_sensitive,
-    struck,
-    struck_arguments,
-)
-from gateway.config.toml import BOM, CannotEdit, Positions, Span, parsed, rewritten
+from gateway.config.secrets import MASK, REFERENCE, fit_line, is_sensitive, strike, strike_arguments
+from gateway.config.toml import BOM, CannotEdit, Positions, Span, parse, rewrite
 from gateway.domain.text import printable
 
 LARGEST = 1_048_576  # bytes; a configuration has about a thousand
@@ -55,7 +48,7 @@ class Document:
     status: os.stat_result | None = None
 
     @staticmethod
-    def parsed(
+    def parse(
         path: Path, name: str, source: bytes, status: os.stat_result | None = None
     ) -> "Document":
         """Parses a file. Raises ConfigInvalid with the position of the first error."""
@@ -65,18 +58,18 @@ class Document:
             return Document(path, name, whole, tomllib.loads(whole.removeprefix(BOM)), status)
         except UnicodeDecodeError as error:
             message = "this byte is not UTF-8; save the file as UTF-8"
-            line, column = end_of(source[: error.start].decode().removeprefix(BOM))
+            line, column = position_after(source[: error.start].decode().removeprefix(BOM))
         except tomllib.TOMLDecodeError as error:
             message, found = _AT.sub("", str(error))[:120], _AT.search(str(error))
-            line, column = end_of(text.rstrip())
+            line, column = position_after(text.rstrip())
             if found and found[1]:
                 line, column = int(found[1]), int(found[2])
         except (RecursionError, ValueError):
             message, line, column = "a value is nested too deeply, or a number is too long", 1, 1
         lines = text.split("\n")
-        shown = _shown(lines[line - 1], "\n".join(lines[: line - 1]))
-        excerpt, caret = fitted(shown[: column - 1], shown[column - 1 :])
-        message, fix = _in_words(message[:1].lower() + message[1:], lines[:line])
+        shown = _harmless_line(lines[line - 1], "\n".join(lines[: line - 1]))
+        excerpt, caret = fit_line(shown[: column - 1], shown[column - 1 :])
+        message, fix = _explain_syntax(message[:1].lower() + message[1:], lines[:line])
         problem = ConfigProblem(Code.SYNTAX, name, line, column, "", message, fix, excerpt, caret)
         raise ConfigInvalid((problem,)) from None
 
@@ -85,7 +78,7 @@ class Document:
         return Positions(self.text)
 
     def line_column(self, offset: int) -> tuple[int, int]:
-        return end_of(self.text[:offset].removeprefix(BOM))
+        return position_after(self.text[:offset].removeprefix(BOM))
 
     @property
     def can_others_read(self) -> bool:
@@ -116,7 +109,7 @@ class Document:
 
 
 def _is_shared(gid: int, owner: int) -> bool:
-    """True if the group has members besides the owner; many users have a private group."""
+    """True if the group has other members than the owner; many users have a private group."""
     users = pwd.getpwall()
     try:
         members = set(grp.getgrgid(gid).gr_mem)
@@ -129,10 +122,10 @@ def _is_shared(gid: int, owner: int) -> bool:
 def read_document(path: Path, name: str) -> Document:
     """Reads a file. Raises ConfigInvalid if it cannot be read or is not TOML."""
     source, status = _read(path, name)
-    return Document.parsed(path, name, source, status)
+    return Document.parse(path, name, source, status)
 
 
-def written_data_dir(path: Path, name: str) -> str | None:
+def read_data_dir(path: Path, name: str) -> str | None:
     """Returns `[gateway] data_dir` of a file, even if the file has errors; None if it is absent or unusable.
 
     Raises ConfigInvalid if the file cannot be read.
@@ -184,12 +177,12 @@ def _read(path: Path, name: str) -> tuple[bytes, os.stat_result]:
     return source, status
 
 
-def end_of(text: str) -> tuple[int, int]:
+def position_after(text: str) -> tuple[int, int]:
     """Returns the line and column after a text, counted from 1."""
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
-def _shown(line: str, above: str) -> str:
+def _harmless_line(line: str, above: str) -> str:
     """Returns the line of an invalid text if it cannot contain a secret, else an empty text: the line consists of
     known words, or sets only a known key that is not secret."""
     harmless = {str(path[-1]) for path in patterns() if not is_sensitive(path)}
@@ -201,7 +194,7 @@ def _shown(line: str, above: str) -> str:
     return line if is_sure and (is_ours or all(word in harmless for word in words)) else ""
 
 
-def placed(
+def build_error(
     findings: Sequence[ConfigFinding],
     document: Document,
     *,
@@ -212,10 +205,10 @@ def placed(
     unknown = {finding.path for finding in findings if finding.code == Code.UNKNOWN_KEY}
     problems = _problems(findings, document, "error", unknown)
     more = left_out + len(findings) - len(problems)
-    return ConfigInvalid(problems, left_out=more, warnings=warned(notices, document))
+    return ConfigInvalid(problems, left_out=more, warnings=locate(notices, document))
 
 
-def warned(notices: Sequence[ConfigFinding], document: Document) -> tuple[ConfigProblem, ...]:
+def locate(notices: Sequence[ConfigFinding], document: Document) -> tuple[ConfigProblem, ...]:
     """Returns notices as problems with positions, in the order of the file."""
     return _problems(notices, document, "warning")
 
@@ -224,35 +217,33 @@ def _problems(
     findings: Sequence[ConfigFinding],
     document: Document,
     severity: Literal["error", "warning"],
-    unknown: frozenset[KeyPath] | set[KeyPath] = frozenset(),
+    unknown: Set[KeyPath] = frozenset(),
 ) -> tuple[ConfigProblem, ...]:
     """Returns the problems with positions. The values of `unknown` keys are masked: they may be secrets."""
     positions = document.positions
-    hidden, secrets = _hiding(positions, unknown)
+    hidden, secrets = _find_secrets(positions, unknown)
 
     def start(finding: ConfigFinding) -> int:
         if finding.variable:
             return -1
         span = positions.span(finding.path, finding.at)
-        return span.start + _into(document.text[span.start : span.end], finding.column)
+        return span.start + _offset_in_string(document.text[span.start : span.end], finding.column)
 
     found: list[ConfigProblem] = []
     for one in sorted(findings, key=start)[:SHOWN]:
         line, column, text, caret = 0, 0, "", 0
         if not one.variable and document.path:
             line, column = document.line_column(start(one))
-            text, caret = fitted(*_excerpt(document.text, start(one), hidden), secrets)
+            text, caret = fit_line(*_excerpt(document.text, start(one), hidden), secrets)
         source = one.variable or document.name or "configuration"
-        key, message, fix = (
-            struck(said, secrets) for said in (dotted(one.path), one.message, one.fix)
-        )
+        key, message, fix = (strike(part, secrets) for part in (one.key, one.message, one.fix))
         found.append(
             ConfigProblem(one.code, source, line, column, key, message, fix, text, caret, severity)
         )
     return tuple(found)
 
 
-def _into(text: str, column: int | None) -> int:
+def _offset_in_string(text: str, column: int | None) -> int:
     """Returns the offset of a character in a TOML string; 0 if escapes make it uncertain."""
     if column is None or text[:1] not in {"'", '"'} or "\\" in text or "\r" in text:
         return 0
@@ -260,37 +251,32 @@ def _into(text: str, column: int | None) -> int:
     return quotes + (text[quotes : quotes + 1] == "\n") + column  # TOML drops this line break
 
 
-def _hiding(
-    positions: Positions, unknown: frozenset[KeyPath] | set[KeyPath]
+def _find_secrets(
+    positions: Positions, unknown: Set[KeyPath] = frozenset()
 ) -> tuple[list[Span], list[str]]:
     """Returns the spans to mask and the secrets to strike from every text. The spans are the values of sensitive keys
-    and the texts of unknown keys; secrets with less than four characters are not struck elsewhere."""
+    and the texts of unknown keys; secrets with fewer than four characters are not struck elsewhere."""
     hidden: list[Span] = []
     secrets: set[str] = set()
+    shown = {path for path in unknown if _misspells_a_list(str(path[-1]))}
     for path, span in positions.leaves():
         value = positions.text[span.start : span.end]
-        above = next((path[:n] for n in range(1, len(path) + 1) if path[:n] in unknown), None)
         if is_sensitive(path):
             hidden.append(span)
-            secrets.add(_bare(value))
-        elif above is not None and value[0] in "'\"[{" and not _is_known_list(path, above):
+            secrets.add(_unquote(value))
+        elif path[:-1] in shown and isinstance(path[-1], int):
+            continue
+        elif value[0] in "'\"[{" and any(path[:n] in unknown for n in range(1, len(path) + 1)):
             hidden.append(span)
     return sorted(hidden), sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True)
 
 
-def _is_known_list(path: KeyPath, unknown: KeyPath) -> bool:
-    """True if the value is in a list whose unknown key misspells a known list of names."""
-    is_listed = len(path) == len(unknown) + 1 and isinstance(path[-1], int)
-    return is_listed and _misspells_a_list(str(unknown[-1]))
-
-
-@lru_cache(maxsize=1_024)
 def _misspells_a_list(name: str) -> bool:
     """True if the name differs by about one letter from a list of names; other lists may hold secrets."""
     return bool(get_close_matches(name[:80].lower(), _LISTS_OF_NAMES, n=1, cutoff=0.8))
 
 
-def _in_words(message: str, lines: Sequence[str]) -> tuple[str, str]:
+def _explain_syntax(message: str, lines: Sequence[str]) -> tuple[str, str]:
     """Returns a message and a fix for an error that tomllib found in the last of these lines."""
     if not message.startswith(("cannot declare", "cannot overwrite")):
         return message, 'write one key = value per line, under a [section]; text in quotes: "text"'
@@ -305,27 +291,24 @@ def _in_words(message: str, lines: Sequence[str]) -> tuple[str, str]:
         return f"{table} is already defined", "write its keys in one place"
     is_list = [line.lstrip().startswith("[[") for line in (lines[found[0] - 1], lines[-1])]
     if is_list[0] == is_list[1]:
-        return (
-            f"{table} is already defined on line {found[0]}",
-            f"write all its keys under one {table}",
-        )
+        message = f"{table} is already defined on line {found[0]}"
+        return message, f"write all its keys under one {table}"
     message = f"line {found[0]} has {many if is_list[0] else table}, this line does not"
     return message, f"write {many} on both lines to define several, or one {table}"
 
 
-def _bare(value: str) -> str:
+def _unquote(value: str) -> str:
     return value.strip("\"'\r\n")
 
 
-def masked(text: str) -> list[str]:
+def mask_lines(text: str) -> list[str]:
     """Returns the lines of a valid text with secrets masked and references kept."""
-    everything, secrets = _hiding(Positions(text), frozenset())
-    is_reference: Callable[[str], object] = REFERENCE.fullmatch
-    hidden = [one for one in everything if not is_reference(_bare(text[one.start : one.end]))]
-    secrets = [secret for secret in secrets if not is_reference(secret)]
+    spans, values = _find_secrets(Positions(text))
+    hidden = [one for one in spans if not REFERENCE.fullmatch(_unquote(text[one.start : one.end]))]
+    secrets = [value for value in values if not REFERENCE.fullmatch(value)]
     starts = [0, *(found.end() for found in re.finditer("\n", text))]
     lines = ["".join(_excerpt(text, start, hidden)) for start in starts]
-    return [printable(struck(line.removeprefix(BOM), secrets)) for line in lines]
+    return [printable(strike(line.removeprefix(BOM), secrets)) for line in lines]
 
 
 def _excerpt(text: str, offset: int, hidden: Sequence[Span]) -> tuple[str, str]:
@@ -363,8 +346,8 @@ def without_secrets(text: str) -> str:
     Raises CannotEdit, tomllib.TOMLDecodeError.
     """
     found: list[str] = []
-    wanted = _without_literals((), parsed(text), found)
-    hidden = rewritten(text, wanted)
+    wanted = _without_literals((), parse(text), found)
+    hidden = rewrite(text, wanted)
     values = sorted(Positions(hidden).leaves(), key=itemgetter(1))
     beside = {hidden.count("\n", 0, span.end) for path, span in values if is_sensitive(path)}
     parts, at, line = list[str](), 0, 0
@@ -375,7 +358,7 @@ def without_secrets(text: str) -> str:
         parts.append(hidden[span.start : span.end])
         at, line = span.end, line + parts[-1].count("\n")
     result = "".join(parts)
-    if parsed(result) != parsed(hidden):
+    if parse(result) != parse(hidden):
         raise CannotEdit("the file cannot be copied without secrets: a comment looks like a value")
     return result
 
@@ -386,13 +369,13 @@ def _without_literals(path: KeyPath, value: Any, found: list[str]) -> Any:
         return {name: _without_literals((*path, name), one, found) for name, one in value.items()}
     if isinstance(value, list):
         shown = [_without_literals((*path, place), one, found) for place, one in enumerate(value)]
-        return struck_arguments(map(str, shown)) if path[3:] == ("args",) else shown
+        return strike_arguments(map(str, shown)) if path[3:] == ("args",) else shown
     if is_sensitive(path) and not isinstance(value, bool):
         if REFERENCE.sub("", str(value)).strip().lower() in _SCHEMES:
             return value
         found.append(str(value))
         return f"${{file:{_NO_FILE_NAME.sub('-', dotted(path)).strip('-.')}}}"
-    return struck(value) if isinstance(value, str) else value
+    return strike(value) if isinstance(value, str) else value
 
 
 def _without_hints(between: str, secrets: Sequence[str], *, is_beside: bool) -> str:
@@ -400,6 +383,6 @@ def _without_hints(between: str, secrets: Sequence[str], *, is_beside: bool) -> 
     long = [one for one in secrets if len(one) >= 4]
 
     def cleaned(comment: re.Match[str]) -> str:
-        return "" if is_beside else " ".join(struck_arguments([comment[0]], long))
+        return "" if is_beside else " ".join(strike_arguments([comment[0]], long))
 
     return _COMMENT.sub(cleaned, between)

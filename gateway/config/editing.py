@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
-from gateway.config.document import Document, masked, read_document
-from gateway.config.load import interpreted
+from gateway.config.document import Document, mask_lines, read_document
+from gateway.config.load import interpret
 from gateway.config.problems import ConfigInvalid, dotted
 from gateway.config.schema import ANY, patterns
 from gateway.config.secrets import replace_file
 from gateway.config.sections import BadCapability, SectionKey, parse_capability
-from gateway.config.toml import CannotEdit, parsed, rewritten
-from gateway.config.values import GatewayConfig, Surroundings
+from gateway.config.toml import CannotEdit, parse, rewrite
+from gateway.config.values import GatewayConfig, Inputs
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import Capability, HttpGrant
 from gateway.domain.text import choose, quoted
@@ -29,9 +29,9 @@ _BUDGETS = ("session", "daily", "monthly", "per_agent")
 Table = dict[str, Any]
 
 
-def _opened(text: str) -> Table:
+def _parse_editable(text: str) -> Table:
     """Parses a text for editing. Raises CannotEdit if sections that edits rely on have the wrong type."""
-    document = _parsed(text)
+    document = _parse(text)
     tables = [*_tables(document, "plugins"), *_tables(document, "agents")]
     for table in (document.get("agent", {}), *tables):
         lists = [table.get(key, []) for key in _LISTS] if isinstance(table, dict) else [None]
@@ -57,16 +57,16 @@ def _named(document: Table, section: str) -> Table:
 
 
 def has_plugin(text: str, name: str) -> bool:
-    return any(one.get("name") == name for one in _tables(_opened(text), "plugins"))
+    return any(one.get("name") == name for one in _tables(_parse_editable(text), "plugins"))
 
 
 def with_plugin(text: str, plugin: Mapping[str, object]) -> str:
     """Adds a plugin after the others; the keys of `plugin` are those of `[[plugins]]`."""
-    document = _opened(text)
+    document = _parse_editable(text)
     if has_plugin(text, str(plugin["name"])):
         raise CannotEdit(f"the file already has a plugin {quoted(str(plugin['name']))}")
     document.setdefault("plugins", []).append(dict(plugin))
-    return rewritten(text, document)
+    return rewrite(text, document)
 
 
 def _plugin(document: Table, name: str) -> Table:
@@ -80,39 +80,40 @@ def _plugin(document: Table, name: str) -> Table:
 
 def with_plugin_keys(text: str, plugin: str, keys: Mapping[str, str]) -> str:
     """Sets keys of a plugin, such as its path or its sha256."""
-    document = _opened(text)
+    document = _parse_editable(text)
     _plugin(document, plugin).update(keys)
-    return rewritten(text, document)
+    return rewrite(text, document)
 
 
 def with_capability(text: str, plugin: str, capability: Capability) -> str:
     """Grants a capability to a plugin; returns the same text if the plugin has it."""
-    document = _opened(text)
+    document = _parse_editable(text)
     granted = _plugin(document, plugin).setdefault("capabilities", [])
     if any(_is_same(one, capability) for one in granted):
         return text
     granted.append(str(capability))
-    return rewritten(text, document)
+    return rewrite(text, document)
 
 
 def without_capability(text: str, plugin: str, capability: Capability) -> str:
     """Revokes a capability of a plugin, and removes secrets that are only for its host."""
-    document = _opened(text)
+    document = _parse_editable(text)
     table = _plugin(document, plugin)
-    for lost, owner in _lost_hosts(document, plugin, capability):
+    for lost in _lost_hosts(document, plugin, capability):
+        secrets = lost.owner["secrets"]
         if lost.hosts:
-            owner["secrets"][lost.name]["hosts"] = list(lost.hosts)
+            secrets[lost.name]["hosts"] = list(lost.hosts)
             continue
-        del owner["secrets"][lost.name]
-        if not owner["secrets"]:
-            del owner["secrets"]
+        del secrets[lost.name]
+        if not secrets:
+            del lost.owner["secrets"]
     granted = table.get("capabilities", [])
     kept = [one for one in granted if not _is_same(one, capability)]
     if kept == granted:
         has = ", ".join(map(str, granted)) or "nothing"
         raise CannotEdit(f"plugin {quoted(plugin)} is not granted {capability}; it has: {has}")
     table["capabilities"] = kept
-    return rewritten(text, document)
+    return rewrite(text, document)
 
 
 def _is_same(text: object, capability: Capability) -> bool:
@@ -129,28 +130,26 @@ class LostHost:
     name: str
     value: str  # as written, mostly a reference
     hosts: tuple[str, ...]  # the remaining hosts; empty: the secret is removed
+    owner: Table  # the plugin or channel that has the secret
 
 
 def lost_hosts(text: str, plugin: str, capability: Capability) -> tuple[LostHost, ...]:
     """Returns the secrets that revoking the capability changes: a secret for a host that is not granted is an error."""
-    return tuple(lost for lost, _ in _lost_hosts(_opened(text), plugin, capability))
+    return _lost_hosts(_parse_editable(text), plugin, capability)
 
 
-def _lost_hosts(
-    document: Table, plugin: str, capability: Capability
-) -> list[tuple[LostHost, Table]]:
-    """Returns each secret with the table of its plugin or channel."""
+def _lost_hosts(document: Table, plugin: str, capability: Capability) -> tuple[LostHost, ...]:
     if not isinstance(capability, HttpGrant):
-        return []
+        return ()
     table = _plugin(document, plugin)
     others = [one for one in table.get("capabilities", []) if not _is_same(one, capability)]
     is_last = not any(str(one).startswith("http:") for one in others)
-    lost = [(one, table) for one in _lost(table, capability, bare=is_last)]
+    lost = [*_lost(table, capability, bare=is_last)]
     channels = document.get("channels")
     for channel in channels.values() if isinstance(channels, dict) else ():
         if isinstance(channel, dict) and channel.get("plugin") == plugin:
-            lost += [(one, channel) for one in _lost(channel, capability, bare=False)]
-    return lost
+            lost += _lost(channel, capability, bare=False)
+    return tuple(lost)
 
 
 def _lost(table: Table, capability: Capability, *, bare: bool) -> Iterator[LostHost]:
@@ -163,7 +162,7 @@ def _lost(table: Table, capability: Capability, *, bare: bool) -> Iterator[LostH
             continue
         kept = [str(one) for one in hosts if not _is_same(f"http:{one}", capability)]
         if len(kept) < len(hosts) or (bare and not hosts):
-            yield LostHost(name, str(whole.get("value", "")), tuple(kept))
+            yield LostHost(name, str(whole.get("value", "")), tuple(kept), table)
 
 
 # -- channels and providers
@@ -171,12 +170,12 @@ def _lost(table: Table, capability: Capability, *, bare: bool) -> Iterator[LostH
 
 def with_named(text: str, section: str, name: str, table: Mapping[str, object]) -> str:
     """Adds `[SECTION.NAME]` at the end."""
-    document = _opened(text)
+    document = _parse_editable(text)
     named = _named(document, section)
     if name in named:
         raise CannotEdit(f"the file already has a {section.removesuffix('s')} {quoted(name)}")
     named[name] = dict(table)
-    return rewritten(text, document)
+    return rewrite(text, document)
 
 
 def _channel(document: Table, name: str) -> Table:
@@ -191,14 +190,14 @@ def _channel(document: Table, name: str) -> Table:
 
 def plugin_of_channel(text: str, name: str) -> str:
     """Returns the name of the channel's adapter. Raises CannotEdit."""
-    return str(_channel(_opened(text), name).get("plugin"))
+    return str(_channel(_parse_editable(text), name).get("plugin"))
 
 
 def with_channel_keys(
     text: str, name: str, keys: Mapping[str, str], tables: Mapping[str, Mapping[str, object]]
 ) -> str:
     """Sets `keys` of `[channels.NAME]`, and keys of its tables `config` and `secrets`."""
-    document = _opened(text)
+    document = _parse_editable(text)
     channel = _channel(document, name)
     channel.update(keys)
     for table, values in tables.items():
@@ -208,12 +207,12 @@ def with_channel_keys(
                 inner[key]["value"] = given["value"]  # its hosts stay
             else:
                 inner[key] = given
-    return rewritten(text, document)
+    return rewrite(text, document)
 
 
 def bindings_of(text: str, channel: str) -> int:
     """Returns the number of bindings that name this channel."""
-    return sum(_is_bound(one, channel) for one in _tables(_opened(text), "bindings"))
+    return sum(_is_bound(one, channel) for one in _tables(_parse_editable(text), "bindings"))
 
 
 def _is_bound(binding: object, channel: str) -> bool:
@@ -222,29 +221,29 @@ def _is_bound(binding: object, channel: str) -> bool:
 
 def without_channel(text: str, name: str) -> str:
     """Removes `[channels.NAME]` and the bindings that name it."""
-    document = _opened(text)
+    document = _parse_editable(text)
     _channel(document, name)
     del document["channels"][name]
     bindings = _tables(document, "bindings")
     document["bindings"] = [one for one in bindings if not _is_bound(one, name)]
-    return rewritten(text, document)
+    return rewrite(text, document)
 
 
 # -- agents and budgets
 
 
 def has_agents(text: str) -> bool:
-    document = _opened(text)
+    document = _parse_editable(text)
     return "agent" in document or "agents" in document
 
 
 def with_agent(text: str, agent: Mapping[str, object]) -> str:
     """Adds `[agent]` at the end, or sets these keys of an existing one."""
-    document = _opened(text)
+    document = _parse_editable(text)
     if "agents" in document and "agent" not in document:
         raise CannotEdit("the file has [[agents]] and no default agent; set its provider by hand")
     document.setdefault("agent", {}).update(agent)
-    return rewritten(text, document)
+    return rewrite(text, document)
 
 
 def with_tool(text: str, agent: str | None, plugin: str) -> str:
@@ -254,12 +253,12 @@ def with_tool(text: str, agent: str | None, plugin: str) -> str:
         if agent is not None:
             raise CannotEdit("the file defines no agent, and the built-in one has every plugin")
         return text
-    document = _opened(text)
+    document = _parse_editable(text)
     tools = _agent(document, agent).setdefault("tools", [])
     if plugin in tools:
         return text
     tools.append(plugin)
-    return rewritten(text, document)
+    return rewrite(text, document)
 
 
 def _agent(document: Table, id_: str | None) -> Table:
@@ -288,7 +287,7 @@ def with_budget(text: str, scope: str, tokens: int) -> str:
     if (kind == "agent") != bool(agent) or kind not in {*_BUDGETS, "agent"}:
         scopes = ", ".join((*_BUDGETS, "agent:ID"))
         raise CannotEdit(f"{quoted(scope)} is not a scope; write one of: {scopes}")
-    document = _opened(text)
+    document = _parse_editable(text)
     budgets = _named(document, "budgets")
     table, key = (_named(budgets, "agent"), agent) if agent else (budgets, kind)
     usual = budgets.get("per_agent")
@@ -298,7 +297,7 @@ def with_budget(text: str, scope: str, tokens: int) -> str:
         table[key]["tokens"] = tokens
     else:
         table[key] = tokens
-    return rewritten(text, document)
+    return rewrite(text, document)
 
 
 # -- the file
@@ -306,52 +305,52 @@ def with_budget(text: str, scope: str, tokens: int) -> str:
 
 def difference(before: str, after: str, name: str) -> str:
     """Returns a unified diff without secrets, which marks changed secrets; empty if nothing differs."""
-    old, new, known = masked(before), masked(after), {*before.split("\n")}
+    old, new, known = mask_lines(before), mask_lines(after), {*before.split("\n")}
     for number, raw in enumerate(after.split("\n")):
         if new[number] in old and raw not in known:
             new[number] += "   (changed, not shown)"
     return "\n".join(difflib.unified_diff(old, new, name, name, lineterm=""))
 
 
-def current(path: Path, around: Surroundings) -> str:
+def read_text(path: Path, inputs: Inputs) -> str:
     """Returns the text of a file, empty if it does not exist. Raises ConfigInvalid if it is not TOML."""
-    return read_document(path, around.name(path)).text if path.exists() else ""
+    return read_document(path, inputs.name(path)).text if path.exists() else ""
 
 
-def checked(text: str, path: Path, around: Surroundings) -> GatewayConfig:
+def check_text(text: str, path: Path, inputs: Inputs) -> GatewayConfig:
     """Returns the configuration of a text. Raises ConfigInvalid if the gateway could not start with it."""
     status = path.stat() if path.exists() else None
-    document = Document.parsed(path, around.name(path), text.encode(), status)
-    return interpreted(document, around).config
+    document = Document.parse(path, inputs.name(path), text.encode(), status)
+    return interpret(document, inputs).config
 
 
-def require_better(before: str, after: str, path: Path, around: Surroundings) -> None:
+def require_better(before: str, after: str, path: Path, inputs: Inputs) -> None:
     """Raises ConfigInvalid for a text with errors, unless its errors are fewer and all in the text before."""
-    if (error := _refusal(after, path, around)) is None:
+    if (error := _refusal(after, path, inputs)) is None:
         return
     errors = [
         {(one.code, one.key, one.message) for one in (refused.problems if refused else ())}
-        for refused in (error, _refusal(before, path, around))
+        for refused in (error, _refusal(before, path, inputs))
     ]
     if not errors[0] < errors[1]:
         raise error
 
 
-def _refusal(text: str, path: Path, around: Surroundings) -> ConfigInvalid | None:
+def _refusal(text: str, path: Path, inputs: Inputs) -> ConfigInvalid | None:
     try:
-        checked(text, path, around)
+        check_text(text, path, inputs)
     except ConfigInvalid as error:
         return error
     return None
 
 
-def save(path: Path, before: str, after: str, around: Surroundings) -> None:
+def save(path: Path, before: str, after: str, inputs: Inputs) -> None:
     """Writes the whole text or nothing. Raises ConfigInvalid if the gateway could not start with it, and CannotEdit
     if the file changed or cannot be written."""
-    name = around.name(path)
+    name = inputs.name(path)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else NEW_FILE_MODE
-    require_better(before, after, path, around)
-    if current(path, around) != before:
+    require_better(before, after, path, inputs)
+    if read_text(path, inputs) != before:
         raise CannotEdit(f"{name} changed in the meantime; try again")
     try:
         replace_file(path.resolve(), after.encode(), mode)  # a link stays a link
@@ -416,26 +415,26 @@ def _key_at(path: Sequence[str]) -> SectionKey | None:
 def with_patch(text: str, patch: Mapping[str, object]) -> str:
     """Returns the text with these values. A key at the top is a path; a table is merged into an existing one; None
     removes. Raises CannotEdit."""
-    document = _parsed(text)
+    document = _parse(text)
     _merge(document, (), patch)
-    return rewritten(text, document)
+    return rewrite(text, document)
 
 
 def with_value(text: str, path: Sequence[str], value: object) -> str:
     """Returns the text with this value at a path; None removes it. Raises CannotEdit."""
-    document = _parsed(text)
+    document = _parse(text)
     _put(document, path, value)
-    return rewritten(text, document)
+    return rewrite(text, document)
 
 
 def value_at(text: str, path: Sequence[str]) -> object:
     """Returns the value at a path of a text; None if it is absent."""
-    return _found(_parsed(text), path)
+    return _value_at(_parse(text), path)
 
 
-def _parsed(text: str) -> Table:
+def _parse(text: str) -> Table:
     try:
-        return parsed(text)
+        return parse(text)
     except tomllib.TOMLDecodeError as error:
         raise CannotEdit("the file is not valid TOML; run `exogate config validate`") from error
 
@@ -443,7 +442,7 @@ def _parsed(text: str) -> Table:
 def _merge(document: dict[str, Any], above: tuple[str, ...], patch: Mapping[str, object]) -> None:
     for key, value in patch.items():
         path = (*above, key) if above else parse_path(key)
-        if isinstance(value, Mapping) and isinstance(_found(document, path), dict | list):
+        if isinstance(value, Mapping) and isinstance(_value_at(document, path), dict | list):
             _merge(document, path, value)
         else:
             _put(document, path, _without_none(value))
@@ -455,7 +454,7 @@ def _without_none(value: object) -> object:
     return {key: _without_none(one) for key, one in value.items() if one is not None}
 
 
-def _found(here: Any, path: Sequence[str]) -> Any:
+def _value_at(here: Any, path: Sequence[str]) -> Any:
     """Returns the value at a path; None if it is absent."""
     for part in path:
         if isinstance(here, list):
@@ -467,7 +466,7 @@ def _found(here: Any, path: Sequence[str]) -> Any:
 
 
 def _put(document: dict[str, Any], path: Sequence[str], value: object) -> None:
-    if value is None and _found(document, path) is None:
+    if value is None and _value_at(document, path) is None:
         return
     here: Any = document
     for depth, part in enumerate(path[:-1]):

@@ -44,7 +44,7 @@ def value_of(environment: Mapping[str, str], name: str) -> str | None:
 
 
 def key_variables(preset: str, key_variable: str | None) -> tuple[str, ...]:
-    """Returns the variables that may hold a preset's key, the first one set wins."""
+    """Returns the variables that may hold a preset's key; the first that is set wins."""
     if key_variable is None:
         return ()
     return (GEMINI_KEY, key_variable) if preset == "gemini" else (key_variable,)

@@ -1,7 +1,7 @@
 """Loads the GatewayConfig from the file, the environment and the command line; lists every value in force with its
 origin, secrets masked."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from gateway.config.agents import (
     resolve_subagents,
     with_result,
 )
-from gateway.config.document import Document, placed, read_document, written_data_dir
+from gateway.config.document import Document, build_error, read_data_dir, read_document
 from gateway.config.environment import CONFIG, value_of
 from gateway.config.plugins import as_host, resolve_channels, resolve_plugins
-from gateway.config.problems import KeyPath, dotted, without_consequences
+from gateway.config.problems import KeyPath, dotted, items_of, without_consequences
 from gateway.config.providers import (
     check_budgets,
     check_prices,
@@ -33,8 +33,8 @@ from gateway.config.secrets import (
     absolute_files,
     is_sensitive,
     secret_folders,
-    struck_arguments,
-    struck_value,
+    strike_arguments,
+    strike_value,
 )
 from gateway.config.sections import (
     ROOT,
@@ -49,11 +49,11 @@ from gateway.config.sections import (
 from gateway.config.values import (
     GatewayConfig,
     GatewaySettings,
+    Inputs,
     Known,
     Overrides,
-    Surroundings,
-    placed_at,
-    shorter_name,
+    resolve_path,
+    short_name,
 )
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Limit
@@ -74,7 +74,7 @@ class LoadedConfig:
 
     config: GatewayConfig
     document: Document
-    origins: Mapping[KeyPath, str]  # of values from variables, secret files and the command line
+    origins: Mapping[KeyPath, str]  # only variables, secret files and the command line
 
 
 def load(
@@ -89,7 +89,7 @@ def load(
     """Loads and checks the configuration. Raises ConfigInvalid with all problems."""
     found = find_file(path, environment=environment, home=home, cwd=cwd)
     is_named = is_named_file(path, environment)
-    return read(found, Surroundings(environment, home, cwd, known, overrides, is_named)).config
+    return read(found, Inputs(environment, home, cwd, known, overrides, is_named)).config
 
 
 def find_file(
@@ -103,7 +103,7 @@ def find_file(
 
 
 def usual_files(home: Path, cwd: Path) -> tuple[Path, ...]:
-    """Returns the default paths of the file, the first existing one wins."""
+    """Returns the default paths of the file; the first that exists wins."""
     return (cwd / "config.toml", home / ".config" / "exogate" / "config.toml")
 
 
@@ -120,31 +120,31 @@ def find_data_dir(
     if given is not None:
         return given.absolute()
     found = find_file(path, environment=environment, home=home, cwd=cwd)
-    written = written_data_dir(found, shorter_name(found, home=home, cwd=cwd)) if found else None
+    written = read_data_dir(found, short_name(found, home=home, cwd=cwd)) if found else None
     folder = found.absolute().parent if found else cwd
-    return placed_at(written or str(GatewaySettings().data_dir), folder, home=home).absolute()
+    return resolve_path(written or str(GatewaySettings().data_dir), folder, home=home).absolute()
 
 
-def read(path: Path | None, around: Surroundings) -> LoadedConfig:
+def read(path: Path | None, inputs: Inputs) -> LoadedConfig:
     """Reads the file, if any, and resolves the configuration. Raises ConfigInvalid with all problems."""
-    return interpreted(read_document(path, around.name(path)) if path else Document(), around)
+    return interpret(read_document(path, inputs.name(path)) if path else Document(), inputs)
 
 
-def interpreted(document: Document, around: Surroundings) -> LoadedConfig:
+def interpret(document: Document, inputs: Inputs) -> LoadedConfig:
     """Resolves the configuration of a document. Raises ConfigInvalid with all problems."""
-    reading = Reading(around, document)
+    reading = Reading(inputs, document)
     reader = SectionReader(reading)
-    written = _sections(reader, reading.tree)
-    config = _resolved(reading, written)
+    written = _read_sections(reader, reading.tree)
+    config = _resolve(reading, written)
     findings = [*reader.findings, *without_consequences(reading.findings, reader.findings)]
     if findings:
         names = reading.variables
-        findings = [replace(one, variable=one.variable or names.get(one.path)) for one in findings]
-        raise placed(findings, document, left_out=reader.left_out, notices=reading.notices)
+        findings = [replace(one, variable=names.get(one.path)) for one in findings]
+        raise build_error(findings, document, left_out=reader.left_out, notices=reading.notices)
     return LoadedConfig(config, document, _known_origins(reading, config))
 
 
-def _sections(reader: SectionReader, tree: Mapping[str, Any]) -> GatewayConfig:
+def _read_sections(reader: SectionReader, tree: Mapping[str, Any]) -> GatewayConfig:
     """Reads the sections. Agents inherit [limits] and [context] and may override them."""
     shared = {name: tree[name] for name in ("limits", "context") if name in tree}
     for_all = reader.section(GatewayConfig, shared, ())
@@ -156,7 +156,7 @@ def _sections(reader: SectionReader, tree: Mapping[str, Any]) -> GatewayConfig:
     return replace(written, limits=for_all.limits, context=for_all.context)
 
 
-def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
+def _resolve(reading: Reading, written: GatewayConfig) -> GatewayConfig:
     """Resolves and checks all sections. Providers come after the sections that use them."""
     rules, rule_folder = resolve_rules(reading, written)
     agents, subagents = resolve_agents(reading, written), resolve_subagents(reading, written)
@@ -179,9 +179,9 @@ def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
     check_prices(reading, config, by_place)
     if delegation.is_enabled:
         agents = tuple(with_result(agent) for agent in agents)
-    around, document = reading.around, reading.document
-    folders = secret_folders(around.environment, around.home)
-    absent = () if document.path else usual_files(around.home, around.cwd)
+    inputs, document = reading.inputs, reading.document
+    folders = secret_folders(inputs.environment, inputs.home)
+    absent = () if document.path else usual_files(inputs.home, inputs.cwd)
     return replace(
         config,
         gateway=gateway,
@@ -223,7 +223,7 @@ def _known_origins(reading: Reading, config: GatewayConfig) -> dict[KeyPath, str
         if origin != "config":
             origins["providers", name, "api_key"] = words
     for key in ("port", "data_dir"):
-        if getattr(reading.around.overrides, key) is not None:
+        if getattr(reading.inputs.overrides, key) is not None:
             origins["gateway", key] = "command line"
     return origins
 
@@ -242,15 +242,15 @@ def effective(loaded: LoadedConfig) -> tuple[Row, ...]:
     return tuple(
         Row(dotted(path), value, _origin(path, loaded))
         for key in keys_of(GatewayConfig).values()
-        for path, value in _values((key.name,), _of_file(key, loaded), key.kind, key.setting)
+        for path, value in _values((key.name,), _own_value(key, loaded), key.kind, key.setting)
     )
 
 
-def _of_file(key: SectionKey, loaded: LoadedConfig) -> object:
+def _own_value(key: SectionKey, loaded: LoadedConfig) -> object:
     """Returns the value of a section, without items that another section or file defines."""
     config = loaded.config
     if key.name == "agents":
-        return config.agents[config.agent is not None :]
+        return config.further_agents
     if key.name == "rules":
         name = loaded.document.name
         return tuple(one for one in config.rules if one.source.partition(":")[0] == name)
@@ -267,13 +267,12 @@ def _values(
     if isinstance(value, Secret) or "headers" in path[:-1]:
         yield path, MASK
     elif isinstance(value, Action | PluginSecret):
-        yield from _unknown(path, _written(value))
+        yield from _unknown(path, _file_table(value))
     elif is_section(kind) and value is not None:
         yield from _of_section(path, value, about)
     elif is_section(element) or (isinstance(value, Mapping) and element is not object):
         by_name = {item.name: item for item in value} if about.by_name else value
-        items = by_name.items() if isinstance(by_name, Mapping) else enumerate(by_name)
-        for part, item in items:
+        for part, item in items_of(by_name):
             yield from _values((*path, part), item, element, about)
     else:
         yield from _unknown(path, value)
@@ -281,24 +280,24 @@ def _values(
 
 def _of_section(path: KeyPath, section: Any, about: Setting) -> Iterator[tuple[KeyPath, object]]:
     for name, key in keys_here(section.__class__, about).items():
-        value = _shown(section, key)
+        value = _file_value(section, key)
         if value is not None or not (name == "fallback" or path[0] in _WITHOUT_NONE):
             yield from _values((*path, name), value, key.kind, key.setting)
 
 
-def _written(value: Action | PluginSecret) -> Mapping[str, object]:
+def _file_table(value: Action | PluginSecret) -> Mapping[str, object]:
     """Returns the table that the file has for this value."""
     if isinstance(value, Action):
         return {value.kind: value.value, **value.options}
     return {"value": MASK, "hosts": sorted(map(as_host, value.origins))}
 
 
-def _shown(section: object, key: SectionKey) -> object:
+def _file_value(section: object, key: SectionKey) -> object:
     """Returns the value of a key as the file would have it."""
     value, words = getattr(section, key.field), key.setting.words
     if isinstance(section, McpServerDef) and key.name == "args":
         values = [one.reveal() for one in (*section.env.values(), *section.headers.values())]
-        return struck_arguments(section.args, [one for one in values if len(one) >= _SHORTEST])
+        return strike_arguments(section.args, [one for one in values if len(one) >= _SHORTEST])
     if key.setting.scale > 1 and value is not None:
         return value / key.setting.scale
     if words:
@@ -308,17 +307,14 @@ def _shown(section: object, key: SectionKey) -> object:
 
 def _unknown(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
     """Yields the values of a table without a schema; keys that look secret are masked."""
-    items: Iterable[tuple[str | int, object]] = ()
-    if isinstance(value, Mapping):
-        items = value.items()
-    elif isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
-        items = enumerate(value)
+    is_plain_list = isinstance(value, list) and not any(isinstance(x, dict | list) for x in value)
+    if isinstance(value, Mapping | list) and not is_plain_list:
+        for name, item in items_of(value):
+            yield from _unknown((*path, name), item)
     elif path[2:3] == ("config",) and is_sensitive(path[3:]):
         yield path, MASK
     else:
         yield path, _plain(value)
-    for name, item in items:
-        yield from _unknown((*path, name), item)
 
 
 def _plain(value: object) -> object:
@@ -327,7 +323,7 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple | list):
         return [_plain(one) for one in value]
     if isinstance(value, str):
-        return struck_value(value)
+        return strike_value(value)
     return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 

@@ -9,7 +9,7 @@ from datetime import date, time
 from pathlib import Path
 from typing import cast
 
-from gateway.config.problems import Code, KeyPath
+from gateway.config.problems import Code, KeyPath, items_of
 from gateway.config.reading import BUNDLED as BUNDLED
 from gateway.config.reading import Reading
 from gateway.config.secrets import REFERENCE, looks_secret
@@ -31,12 +31,10 @@ def resolve_plugins(reading: Reading, written: Iterable[PluginDef]) -> tuple[Plu
     plugins: dict[str, PluginDef] = {}
     for index, one in enumerate(written):
         path: KeyPath = ("plugins", index)
-        if one.name in OWN_TOOLS:
-            message = f"{quoted(one.name)} is a built-in tool"
-            reading.wrong(Code.DUPLICATE, (*path, "name"), message, "choose another name")
+        reading.check_name((*path, "name"), one.name, OWN_TOOLS, "a built-in tool")
         check_config(reading, (*path, "config"), one.config)
         # A wrong capability is already reported; its effects on secrets are not reported again.
-        granted = reading.given((*path, "capabilities"))
+        granted = reading.value_at((*path, "capabilities"))
         is_sure = isinstance(granted, list | None) and len(granted or ()) == len(one.capabilities)
         file, is_bundled = _file(reading, (*path, "path"), one)
         secrets = _secrets(reading, (*path, "secrets"), one.secrets, one, is_sure=is_sure)
@@ -56,7 +54,7 @@ def _file(reading: Reading, path: KeyPath, plugin: PluginDef) -> tuple[Path, boo
     if plugin.is_enabled:
         fix = "correct the path, build the plugin, or write enabled = false"
         reading.file(path, written, fix)
-    return reading.around.path(written, reading.folder).absolute(), False
+    return reading.inputs.path(written, reading.folder).absolute(), False
 
 
 def _secrets(
@@ -87,7 +85,7 @@ def _origins(
 ) -> frozenset[Origin]:
     """Returns the origins that may receive a secret: granted hosts, reached by https or on this machine."""
     named = [((*path, "hosts", index), host) for index, host in enumerate(secret.hosts)]
-    origins = [(where, _named(reading, where, host, plugin)) for where, host in named]
+    origins = [(where, _named_origin(reading, where, host, plugin)) for where, host in named]
     if not named:
         origins = [(path, _only_origin(reading, path, plugin, must_reach=must_reach))]
     for where, origin in origins:
@@ -114,7 +112,7 @@ def _only_origin(
     return None
 
 
-def _named(reading: Reading, path: KeyPath, host: str, plugin: PluginDef) -> Origin | None:
+def _named_origin(reading: Reading, path: KeyPath, host: str, plugin: PluginDef) -> Origin | None:
     granted = {str(HttpGrant(origin)): origin for origin in plugin.origins}
     try:
         wanted = str(parse_capability(f"http:{host}"))
@@ -144,16 +142,12 @@ def check_config(reading: Reading, path: KeyPath, config: Mapping[str, object]) 
 
 
 def _check_value(reading: Reading, path: KeyPath, value: object) -> None:
-    items: Iterable[tuple[str | int, object]] = ()
-    if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
     if len(path) > DEEPEST_CONFIG:
         reading.wrong(Code.OUT_OF_RANGE, path, "this is nested too deeply", "flatten it")
         return
-    for key, item in items:
+    for key, item in items_of(value):
         _check_value(reading, (*path, key), item)
-    problem = _not_json(value)
-    if problem:
+    if problem := _not_json(value):
         reading.wrong(Code.MALFORMED, path, *problem)
     elif isinstance(value, str) and looks_secret(str(path[-1])):
         message = "the plugin receives this value, and it looks like a secret"
@@ -192,9 +186,7 @@ def resolve_channels(
 def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, PluginDef]) -> ChannelDef:
     """Checks a channel and resolves its secrets. Loading checks that its plugin is an adapter."""
     path: KeyPath = ("channels", written.name)
-    if written.name in OWN_CHANNELS:
-        message = f"{quoted(written.name)} is a built-in channel"
-        reading.wrong(Code.DUPLICATE, path, message, "choose another name")
+    reading.check_name(path, written.name, OWN_CHANNELS, "a built-in channel")
     check_config(reading, (*path, "config"), written.config)
     if reading.plugins.get(written.plugin) is False:
         where, message = (*path, "plugin"), f"plugin {quoted(written.plugin)} is not enabled"
@@ -202,7 +194,7 @@ def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, Plugin
     people = [(*path, "allow_from")]
     people += [(*path, "groups", room, "allow_from") for room in written.groups]
     for where in people:
-        ids = reading.given(where)
+        ids = reading.value_at(where)
         if isinstance(ids, list) and ANYBODY in ids:
             message = f"{quoted(ANYBODY)} is not the id of a person"
             fix = 'write dm_policy = "open"; in a room, remove allow_from'
@@ -215,10 +207,7 @@ def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, Plugin
 
 
 def _check_proofs(
-    reading: Reading,
-    channel: ChannelDef,
-    adapter: BundledPlugin,
-    known: dict[str, tuple[str, str]],
+    reading: Reading, channel: ChannelDef, adapter: BundledPlugin, known: dict[str, tuple[str, str]]
 ) -> None:
     """Reports two channels with the same proof of webhook calls. Loading checks adapters that are not bundled.
     `known` maps a proof to its channel and key."""

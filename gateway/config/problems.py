@@ -77,17 +77,8 @@ class Report:
     notices: list[ConfigFinding] = field(default_factory=list)
     names: Mapping[str, Collection[str]] = field(default_factory=dict)  # by kind, such as "agent"
 
-    def wrong(
-        self,
-        code: Code,
-        path: KeyPath,
-        message: str,
-        fix: str,
-        *,
-        at: At = "value",
-        variable: str | None = None,
-    ) -> None:
-        self.findings.append(ConfigFinding(code, path, message, fix, at, variable))
+    def wrong(self, code: Code, path: KeyPath, message: str, fix: str, *, at: At = "value") -> None:
+        self.findings.append(ConfigFinding(code, path, message, fix, at))
 
     def not_installed(self, path: KeyPath, error: NotInstalled, *, at: At = "value") -> None:
         """Reports a missing extra."""
@@ -107,13 +98,11 @@ class Report:
         self.wrong(Code.UNKNOWN_NAME, path, f"there is no {what} {quoted(name)}", fix, at=at)
         return False
 
-    def is_taken(self, path: KeyPath, what: str, name: str, taken: Container[str]) -> bool:
-        """True if a name is already in use, which is reported."""
-        if name not in taken:
-            return False
-        message = f"another {what} has the name {quoted(name)}"
-        self.wrong(Code.DUPLICATE, path, message, "choose another name")
-        return True
+    def check_name(self, path: KeyPath, name: str, taken: Container[str], owner: str) -> None:
+        """Reports a name that is already taken, by an owner such as "a built-in tool"."""
+        if name in taken:
+            message = f"{quoted(name)} is the name of {owner}"
+            self.wrong(Code.DUPLICATE, path, message, "choose another name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +150,13 @@ class ConfigInvalid(GatewayError):
         more = f" ({self.left_out} of them not shown)" if self.left_out else ""
         end = f"{count} error{'s' if count > 1 else ''}{more}. Nothing was changed."
         return "\n".join([*(problem.render() for problem in self.problems), end])
+
+
+def items_of(value: object) -> Iterable[tuple[str | int, object]]:
+    """Returns the items of a table or list with their keys or indexes; nothing for other values."""
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
 
 
 def dotted(path: KeyPath) -> str:

@@ -45,7 +45,7 @@ def resolve_providers(
             continue
         written = config.providers.get(name) or replace(blank(ProviderDef), name=name)
         address = _address(reading, written)
-        headers = _resolved(reading, ("providers", name, "headers"), written.headers, name=name)
+        headers = _resolve(reading, ("providers", name, "headers"), written.headers, name=name)
         if address is not None:
             key, origin = _key(reading, written, address.base_url)
             found[name] = replace(address, headers=headers, api_key=key)
@@ -72,15 +72,15 @@ def _address(reading: Reading, written: ProviderDef) -> ProviderDef | None:
     for key, line in lines.items():
         if getattr(written, key) is None:
             message = f'"{key}" is missing: {quoted(written.name)} is not a preset ({presets})'
-            reading.wrong(Code.MISSING, (*path, key), message, f"add {line}", at="table")
+            reading.wrong(Code.MISSING, (*path, key), message, f"add {line}")
     return written if written.wire and written.base_url else None
 
 
-def _resolved(
+def _resolve(
     reading: Reading, path: KeyPath, written: Mapping[str, str], *, name: str | None = None
 ) -> dict[str, str]:
-    """Returns headers or variables with their references resolved, without those that have a problem. References
-    of a provider, `name`, may be missing if no agent uses it."""
+    """Returns headers or variables with their references resolved; a reference with a problem is reported and
+    omitted. References of a provider, `name`, may be missing if no agent uses it."""
     values = {}
     for key, text in written.items():
         is_needed, is_open = name is None or name in reading.used, not looks_secret(key)
@@ -96,7 +96,7 @@ def resolve_traces(reading: Reading, written: ObservabilitySettings) -> Observab
         missing = NotInstalled("otlp_endpoint", "otel")
         reading.not_installed(("observability", "otlp_endpoint"), missing)
     texts = {name: secret.reveal() for name, secret in written.otlp_headers.items()}
-    values = _resolved(reading, ("observability", "otlp_headers"), texts)
+    values = _resolve(reading, ("observability", "otlp_headers"), texts)
     return replace(written, otlp_headers={name: Secret(one) for name, one in values.items()})
 
 
@@ -108,10 +108,10 @@ def _key(reading: Reading, written: ProviderDef, base_url: str) -> tuple[Secret 
     is_own = preset is not None and base_url.rstrip("/") == preset.base_url.rstrip("/")
     if preset is not None and is_own:
         for variable in key_variables(name, preset.key_variable):
-            if value_of(reading.around.environment, variable):
+            if value_of(reading.inputs.environment, variable):
                 return reading.variable(path, variable), variable
         file = f"{name}_api_key"
-        if os.path.lexists(reading.around.home / FOLDER / file):
+        if os.path.lexists(reading.inputs.home / FOLDER / file):
             found = reading.secret(path, Secret(f"${{file:{file}}}"), is_needed=is_used)
             return found, f"secret file {file}"
     if written.api_key:
@@ -123,7 +123,7 @@ def _key(reading: Reading, written: ProviderDef, base_url: str) -> tuple[Secret 
 
 def _report_no_key(reading: Reading, name: str, variable: str, *, is_own: bool) -> None:
     """Reports a preset without a key at its own address; warns of a key that another address does not get."""
-    if not is_own and value_of(reading.around.environment, variable):
+    if not is_own and value_of(reading.inputs.environment, variable):
         message = f"{variable} is only sent to the address of the preset"
         fix = f'to send it here, write api_key = "${{env:{variable}}}"'
         reading.note("key-kept-back", ("providers", name, "api_key"), message, fix)
@@ -201,7 +201,7 @@ def resolve_servers(reading: Reading, config: GatewayConfig) -> tuple[McpServerD
 def _check_trust(reading: Reading, programs: list[str]) -> None:
     """Reports programs in an unnamed file of the current folder that another user may have written."""
     name = reading.document.name
-    why = reading.document.why_untrusted() if programs and not reading.around.is_named else None
+    why = reading.document.why_untrusted() if programs and not reading.inputs.is_named else None
     if why is not None:
         message = f"{name} in the current folder starts a program, but {why}"
         fix = f"read the file, then chown or chmod 600 it, or name it: --config {name}"
@@ -217,7 +217,7 @@ def _server(reading: Reading, written: McpServerDef) -> McpServerDef:
     hidden: list[Secret] = []
     for kind in ("env", "headers"):
         texts = {name: secret.reveal() for name, secret in getattr(written, kind).items()}
-        resolved = _resolved(reading, (*path, kind), texts)
+        resolved = _resolve(reading, (*path, kind), texts)
         values[kind] = {name: Secret(value) for name, value in resolved.items()}
         hidden += [
             secret
@@ -233,19 +233,17 @@ def _check_server(reading: Reading, path: KeyPath, written: McpServerDef) -> Non
         message = f"the MCP server {name} needs either url or command"
         reading.wrong(Code.MISSING, path, message, "write one of the two", at="table")
         return
-    kind, others = ("url", ("args", "env"))
-    if written.url is None:
-        kind, others = "command", ("headers", "user_header")
-    for key in others:
-        if reading.given((*path, key)) is not None:
+    kind = "command" if written.url is None else "url"
+    for key in ("headers", "user_header") if written.url is None else ("args", "env"):
+        if reading.value_at((*path, key)) is not None:
             message = f"the MCP server {name} has a {kind}, so {key} has no effect"
             reading.wrong(Code.MALFORMED, (*path, key), message, "remove it", at="key")
-    named = [((*path, "headers", header), header) for header in written.headers]
-    for where, header in [*named, ((*path, "user_header"), own)]:
+    headers = {(*path, "headers", header): header for header in written.headers}
+    for where, header in [*headers.items(), ((*path, "user_header"), own)]:
         if header.lower() in _OUR_HEADERS:
             message = f"the gateway itself sets the header {quoted(header)}"
             reading.wrong(Code.MALFORMED, where, message, "choose another name")
-        elif header.lower() == own.lower() and where != (*path, "user_header"):
+        elif header.lower() == own.lower() and where in headers:
             message = f"{quoted(header)} is the user_header, so it cannot have a fixed value"
             fix = "remove it, or choose another user_header"
             reading.wrong(Code.DUPLICATE, where, message, fix)

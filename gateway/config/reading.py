@@ -13,13 +13,12 @@ from gateway.config.environment import (
     ENCODING,
     MCP_SERVER,
     MCP_URL,
-    TOKEN,
     key_variables,
     value_of,
 )
 from gateway.config.problems import Code, KeyPath, Report
 from gateway.config.secrets import SecretProblem, is_sendable, resolve
-from gateway.config.values import Known, Surroundings
+from gateway.config.values import Inputs, Known
 from gateway.domain.agents import OPEN_PROJECT, OWN_TOOLS, RESULT
 from gateway.domain.ids import Secret
 from gateway.domain.mcp import FAMILY
@@ -78,18 +77,18 @@ def default_model(provider: str, known: Known) -> str | None:
 class Reading(Report):
     """The state of reading one configuration."""
 
-    around: Surroundings
+    inputs: Inputs
     document: Document
     tree: dict[str, Any] = field(init=False)
     choice: UsualProvider = field(init=False)
-    # By the path of the key that they set.
+    # The variables in use, by the path of the key that they set.
     variables: dict[KeyPath, str] = field(default_factory=dict)
     # Providers, with the path of their first use.
     used: dict[str, KeyPath] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tree = dict(self.document.content)
-        self.choice = usual_choice(self.around.environment, self.known)
+        self.choice = usual_choice(self.inputs.environment, self.known)
         if "agent" not in self.tree and "agents" not in self.tree:
             self._add_usual_agent()
         self._add_variables()
@@ -109,13 +108,13 @@ class Reading(Report):
 
     @property
     def known(self) -> Known:
-        return self.around.known
+        return self.inputs.known
 
     @property
     def folder(self) -> Path:
         """The folder where relative paths start."""
         path = self.document.path
-        return path.absolute().parent if path else self.around.cwd
+        return path.absolute().parent if path else self.inputs.cwd
 
     @property
     def plugins(self) -> dict[str, bool]:
@@ -127,7 +126,7 @@ class Reading(Report):
             if isinstance(table, dict) and isinstance(table.get("name"), str)
         }
 
-    def given(self, path: Sequence[str | int]) -> Any:
+    def value_at(self, path: Sequence[str | int]) -> Any:
         """Returns the value at a path, from the file or a variable; None if it is absent."""
         here: Any = self.tree
         for part in path:
@@ -148,8 +147,8 @@ class Reading(Report):
             fix = 'write "${env:NAME}" or "${file:name}" instead'
             self.note("literal-secret", path, "the configuration contains a secret", fix)
         try:
-            around = self.around
-            return resolve(text, around.environment, around.home, around.pending)
+            inputs = self.inputs
+            return resolve(text, inputs.environment, inputs.home, inputs.pending)
         except SecretProblem as problem:
             if is_needed or problem.code == Code.MALFORMED:
                 self.wrong(problem.code, path, problem.message, problem.fix)
@@ -167,17 +166,17 @@ class Reading(Report):
         return None if value is None else Secret(value)
 
     def variable(self, path: KeyPath, name: str) -> Secret | None:
-        """Returns the secret in a variable; None after a problem is reported."""
-        value = self.around.environment[name]
+        """Returns the secret in a variable that sets the key; None after a problem is reported."""
+        value, self.variables[path] = self.inputs.environment[name], name
         if is_sendable(value):
             return Secret(value)
         message, fix = "a header cannot carry this value", "use ASCII characters on one line"
-        self.wrong(Code.MALFORMED, path, message, fix, variable=name)
+        self.wrong(Code.MALFORMED, path, message, fix)
         return None
 
     def file(self, where: KeyPath, written: str, fix: str) -> str:
         """Returns the absolute path of a file, and reports a file that cannot be read."""
-        found = self.around.path(written, self.folder).absolute()
+        found = self.inputs.path(written, self.folder).absolute()
         if not found.is_file() or not os.access(found, os.R_OK):
             message = f"the file {quoted(str(found))} does not exist or cannot be read"
             self.wrong(Code.MISSING_FILE, where, message, fix)
@@ -224,15 +223,15 @@ class Reading(Report):
 
     def _variable_tools(self) -> list[str]:
         """Returns the tools of the MCP server that a variable adds, if the agent lists no tools."""
-        is_set = value_of(self.around.environment, MCP_URL)
+        is_set = value_of(self.inputs.environment, MCP_URL)
         return [f"{FAMILY}{MCP_SERVER}"] if is_set else []
 
     def _add_variables(self) -> None:
         """Adds the values of variables, which override the file."""
-        environment, variables = self.around.environment, self.variables
+        environment, variables = self.inputs.environment, self.variables
         agent = self.tree.get("agent")
-        if value_of(environment, TOKEN):
-            variables["gateway", "token"] = TOKEN
+        if self.inputs.overrides.port is not None:
+            variables["gateway", "port"] = "--port"
         if self.choice.variable and isinstance(agent, dict) and "provider" not in agent:
             variables["agent", "provider"] = self.choice.variable
         if self._variable_tools() and isinstance(agent, dict) and "tools" not in agent:
@@ -246,8 +245,8 @@ class Reading(Report):
     def _add_agent_keys(self) -> None:
         """Adds the values of variables that set one key each."""
         for variable, (path, kind) in AGENT_KEYS.items():
-            text, (needed, name) = value_of(self.around.environment, variable), _NEEDED[path[0]]
-            if text and variable != MCP_URL and self.given(needed) is None:
+            text, (needed, name) = value_of(self.inputs.environment, variable), _NEEDED[path[0]]
+            if text and variable != MCP_URL and self.value_at(needed) is None:
                 message = f"{variable} is set, but there is no {name}"
                 fix = f"add [{'.'.join(needed)}], or unset it"
                 self.note("unused-variable", path, message, fix)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from gateway.config.document import Document, placed, read_document
+from gateway.config.document import Document, build_error, read_document
 from gateway.config.problems import (
     Code,
     ConfigFinding,
@@ -42,11 +42,13 @@ class RuleReader:
     problems: Callable[[RuleDef], Sequence[RuleProblem]]
     name: Callable[[Path], str] = str
 
-    def file(self, path: Path, taken: Mapping[str, RuleDef]) -> tuple[RuleDef, ...]:
+    def read_file(self, path: Path, taken: Mapping[str, RuleDef]) -> tuple[RuleDef, ...]:
         """Reads a rules file. Raises ConfigInvalid with all problems."""
-        return self.whole(read_document(path, self.name(path)), taken)
+        return self.read_document(read_document(path, self.name(path)), taken)
 
-    def whole(self, document: Document, taken: Mapping[str, RuleDef]) -> tuple[RuleDef, ...]:
+    def read_document(
+        self, document: Document, taken: Mapping[str, RuleDef]
+    ) -> tuple[RuleDef, ...]:
         """Reads a document that contains only rules. Raises ConfigInvalid with all problems."""
         report = Report()
         reader = SectionReader(report)
@@ -55,20 +57,20 @@ class RuleReader:
             report.wrong(Code.UNKNOWN_KEY, (key,), message, fix, at="key")
         rules = {"rules": document.content.get("rules", [])}
         written = reader.section(GatewayConfig, rules, ()).rules
-        found = self.rules(written, document, report, taken)
+        found = self.read_rules(written, document, report, taken)
         findings = [*reader.findings, *without_consequences(report.findings, reader.findings)]
         if findings:
-            raise placed(findings, document, left_out=reader.left_out)
+            raise build_error(findings, document, left_out=reader.left_out)
         return found
 
-    def folder(self, path: Path, taken: Mapping[str, RuleDef]) -> RuleFolder:
+    def read_folder(self, path: Path, taken: Mapping[str, RuleDef]) -> RuleFolder:
         """Reads every `*.toml` of a folder, in the order of names; a file with errors is skipped whole."""
         rules: dict[str, RuleDef] = {}
         refused: list[RefusedRules] = []
         problems: list[ConfigProblem] = []
         for file in sorted(path.glob("*.toml"))[:MOST_FILES]:
             try:
-                found = self.file(file, {**taken, **rules})
+                found = self.read_file(file, {**taken, **rules})
             except ConfigInvalid as error:
                 refused.append(RefusedRules(self.name(file), error.render()))
                 problems += error.problems
@@ -76,7 +78,7 @@ class RuleReader:
                 rules |= {rule.id: rule for rule in found}
         return RuleFolder(path, tuple(rules.values()), tuple(refused), tuple(problems))
 
-    def rules(
+    def read_rules(
         self,
         written: Sequence[RuleDef],
         document: Document,
@@ -108,20 +110,20 @@ def resolve_rules(
 ) -> tuple[tuple[RuleDef, ...], RuleFolder | None]:
     """Returns all rules, the core ones first, and the content of `rules_dir`."""
     known, folder = reading.known, None
-    reader = RuleReader(known.rule_problems, reading.around.name)
-    core = reader.file(known.core_rules, {}) if known.core_rules else ()
+    reader = RuleReader(known.rule_problems, reading.inputs.name)
+    core = reader.read_file(known.core_rules, {}) if known.core_rules else ()
     rules = {rule.id: rule for rule in core}
     rules |= {
-        rule.id: rule for rule in reader.rules(config.rules, reading.document, reading, rules)
+        rule.id: rule for rule in reader.read_rules(config.rules, reading.document, reading, rules)
     }
     if config.rules_dir:
-        path = reading.around.path(config.rules_dir, reading.folder).absolute()
+        path = reading.inputs.path(config.rules_dir, reading.folder).absolute()
         if not path.is_dir():
             message = f"there is no folder {quoted(str(path))}"
             fix = "create the folder, or remove rules_dir"
             reading.wrong(Code.MISSING_FILE, ("rules_dir",), message, fix)
-        folder = reader.folder(path, rules)
-    if folder is None or not folder.refused:  # else a refused file may define the name
+        folder = reader.read_folder(path, rules)
+    if folder is None or not folder.refused:  # a refused file may define the name
         more = folder.rules if folder else ()
         reading.names = {**reading.names, "rule": [*rules, *(rule.id for rule in more)]}
     return tuple(rules.values()), folder

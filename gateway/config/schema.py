@@ -21,7 +21,7 @@ from gateway.domain.ids import Secret
 from gateway.domain.settings import NEEDED, Setting
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-ANY = "*"  # in a pattern: any index of a list or name of a table
+ANY = "*"  # the part of a pattern for any index of a list or name of a table
 
 Pattern = tuple[str, ...]
 
@@ -53,9 +53,10 @@ def json_schema() -> dict[str, Any]:
 
 def _section(kind: type, about: Setting, defs: dict[str, Any]) -> dict[str, Any]:
     keys = keys_here(kind, about)
-    properties = {}
-    for name, key in keys.items():
-        properties[name] = {**_schema(key.kind, key.setting, defs), "description": key.setting.help}
+    properties = {
+        name: {**_schema(key.kind, key.setting, defs), "description": key.setting.help}
+        for name, key in keys.items()
+    }
     needed = [name for name, key in keys.items() if key.is_needed or name in about.needs]
     made = {"type": "object", "description": " ".join((kind.__doc__ or "").split())}
     required = {"required": needed} if needed else {}

@@ -257,19 +257,19 @@ _PAIR = re.compile(r"""(?<![\w-])([\w-]++)(["']?\s*[:=]\s*["']?)([^"',}]+)""")
 _RANDOM = re.compile(r"(?<![\w./@-])(?=[A-Za-z_]*\d)(?=[\d_]*[A-Za-z])\w{20,}(?![\w./@-])")
 
 
-def struck(text: str, secrets: Iterable[str] = ()) -> str:
+def strike(text: str, secrets: Iterable[str] = ()) -> str:
     """Returns the text without these secrets, keys of well-known services, and users and queries of addresses."""
     for secret in secrets:
         text = text.replace(secret, MASK)
     return _ADDRESS_SECRET.sub(MASK, _SECRET_TEXT.sub(MASK, text))
 
 
-def struck_value(text: str) -> str:
-    """Returns a value for `config show`: like `struck`, but the queries of addresses stay."""
+def strike_value(text: str) -> str:
+    """Returns a value for `config show`: like `strike`, but the queries of addresses stay."""
     return _USER_OF_ADDRESS.sub(MASK, _SECRET_TEXT.sub(MASK, text))
 
 
-def struck_arguments(arguments: Iterable[str], secrets: Iterable[str] = ()) -> list[str]:
+def strike_arguments(arguments: Iterable[str], secrets: Iterable[str] = ()) -> list[str]:
     """Returns the arguments of a program without secrets: values after names that look secret, headers, and long
     words that look random."""
     known, shown, is_next = tuple(secrets), list[str](), False
@@ -281,20 +281,20 @@ def struck_arguments(arguments: Iterable[str], secrets: Iterable[str] = ()) -> l
         elif is_named:
             shown.append(f"{name}={MASK}" if sign else name)
         else:
-            pairs = _PAIR.sub(_struck_pair, struck(argument, known))
+            pairs = _PAIR.sub(_strike_pair, strike(argument, known))
             shown.append(_RANDOM.sub(MASK, pairs))
         is_next = is_named and not sign and not is_next
     return shown
 
 
-def _struck_pair(found: re.Match[str]) -> str:
+def _strike_pair(found: re.Match[str]) -> str:
     return f"{found[1]}{found[2]}{MASK}" if looks_secret(found[1]) else found[0]
 
 
-def fitted(before: str, after: str, secrets: Iterable[str] = ()) -> tuple[str, int]:
+def fit_line(before: str, after: str, secrets: Iterable[str] = ()) -> tuple[str, int]:
     """Returns a line, cut around its caret if it is long, and the column of the caret."""
-    before = printable(struck(before.removeprefix("\ufeff"), secrets))
-    after = printable(struck(after.rstrip("\r"), secrets))
+    before = printable(strike(before.removeprefix("\ufeff"), secrets))
+    after = printable(strike(after.rstrip("\r"), secrets))
     if len(before) > WIDTH - 20:
         before = f"...{before[-(WIDTH // 2) :]}"
     room = WIDTH - len(before)

@@ -65,6 +65,23 @@ PATTERNS: Mapping[str, str] = {
     "sha256": r"^[0-9A-Fa-f]{64}$",
     "store": r"^(embedded|memory|wss?://[^\s/?#@]+/?)$",
 }
+FORMS: Mapping[str, str] = {  # the fix for a text or a name of the wrong form
+    "path": "write a path without control characters",
+    "id": "write letters, digits and hyphens, 64 at most",
+    "subagent": "write letters, digits and hyphens, 55 at most",
+    "plugin": "write lower-case letters, digits and hyphens, 32 at most",
+    "provider": "write letters, digits, hyphens and underscores, 64 at most",
+    "token": "write letters, digits, dots, hyphens and underscores, 64 at most",
+    "header": "write the name of an HTTP header",
+    "secret": "write letters, digits, hyphens and underscores, 64 at most",
+    "state": "write lower-case letters, digits and underscores, 64 at most",
+    "sha256": "write 64 hexadecimal digits",
+    "host": "write an IP address or a host name",
+    "origin": "write scheme://host or scheme://host:port",
+    "network": "write an IP address or a network like 10.0.0.0/8",
+    "url": "write an https:// address; http:// is only for this machine",
+    "collector": "write http://HOST:PORT or https://HOST",
+}
 _HOST = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*"
 _ORIGIN = r"(https?)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?"
 
@@ -294,7 +311,7 @@ class SectionReader:
                 values |= {key.field: value} if value is not _WRONG else {}
             elif name in about.needs or (key.is_needed and base is None):
                 message, fix = f'"{name}" is missing', f"add {name} = ..."
-                self.wrong(Code.MISSING, where, message, fix, "table")
+                self.wrong(Code.MISSING, where, message, fix)
         return replace(made, **values)
 
     def value(
@@ -349,7 +366,8 @@ class SectionReader:
             where = (*path, name)
             if not _has_form(name, about.names) or name.endswith("\n"):
                 message = f"{quoted(name)} is not a valid name here"
-                self.wrong(Code.MALFORMED, where, message, about.help, "key")
+                fix = FORMS.get(about.names, about.help)
+                self.wrong(Code.MALFORMED, where, message, fix, "key")
             elif (value := self.value(element, one, where, about)) is not _WRONG:
                 found[name] = value
         return tuple(found.values()) if about.by_name else found
@@ -375,7 +393,7 @@ class SectionReader:
         if raw in choices and not isinstance(raw, bool):
             return about.words.get(str(raw), raw)
         fix = choose(raw if isinstance(raw, str) else "", [str(one) for one in choices])
-        return self.wrong(Code.NOT_A_CHOICE, path, f"{shown(path, raw)} is not allowed here", fix)
+        return self.wrong(Code.NOT_A_CHOICE, path, f"{show(path, raw)} is not allowed here", fix)
 
     def _number(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         is_whole = kind is int and about.scale == 1
@@ -383,8 +401,8 @@ class SectionReader:
             return self._wrong_type(path, raw, "a whole number" if is_whole else "a number", about)
         if isinstance(raw, float) and not math.isfinite(raw):
             return self._wrong_type(path, raw, "a finite number", about)
-        if allowed := _beyond(raw, about):
-            message = f"{shown(path, raw)} is out of range: it should be {allowed}"
+        if allowed := _exceeded_bound(raw, about):
+            message = f"{show(path, raw)} is out of range: it should be {allowed}"
             return self.wrong(Code.OUT_OF_RANGE, path, message, f"write a number: {allowed}")
         return round(raw * about.scale) if about.scale > 1 else kind(raw)
 
@@ -395,7 +413,7 @@ class SectionReader:
         try:
             moment = datetime.fromisoformat(raw if isinstance(raw, str) else raw.isoformat())
         except ValueError:
-            message = f"{shown(path, raw)} is not a date or time"
+            message = f"{show(path, raw)} is not a date or time"
             return self.wrong(Code.MALFORMED, path, message, "write a date like 2026-12-31")
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
@@ -403,27 +421,25 @@ class SectionReader:
         if not isinstance(raw, str):
             return self._wrong_type(path, raw, "a text", about)
         if kind == Capability:
-            return self._capability(raw, path)
+            try:
+                return parse_capability(raw)
+            except BadCapability as error:
+                message = f"capability {quoted(raw)} {error.problem}"
+                return self.wrong(Code.MALFORMED, path, message, error.fix)
+        fix = FORMS.get(about.form, about.help)
         if raw == "" and about.form != "any":
-            return self.wrong(Code.MALFORMED, path, '"" should not be empty', about.help)
+            return self.wrong(Code.MALFORMED, path, "this text is empty", fix)
         if not _has_form(raw, about.form):
-            message = f"{shown(path, raw)} has the wrong form"
-            return self.wrong(Code.MALFORMED, path, message, about.help)
+            message = f"{show(path, raw)} has the wrong form"
+            return self.wrong(Code.MALFORMED, path, message, fix)
         try:
             text = _NORMAL.get(about.form, str)(raw)
         except ValueError as error:
-            return self.wrong(Code.MALFORMED, path, str(error), about.help)
+            return self.wrong(Code.MALFORMED, path, str(error), fix)
         if about.refers is not None:
             or_else = f"; or add it as [[{about.refers}s]]" if about.refers in _ADDED else ""
             self.report.refers(path, about.refers, text, or_else=or_else)
         return kind(text)
-
-    def _capability(self, raw: str, path: KeyPath) -> Any:
-        try:
-            return parse_capability(raw)
-        except BadCapability as error:
-            message = f"capability {quoted(raw)} {error.problem}"
-            return self.wrong(Code.MALFORMED, path, message, error.fix)
 
     def _check_keys(
         self, table: Mapping[str, object], path: KeyPath, known: Collection[str]
@@ -441,7 +457,7 @@ class SectionReader:
             self.wrong(Code.UNKNOWN_KEY, (*path, key), f"unknown key {quoted(key)}", fix, "key")
 
     def _wrong_type(self, path: KeyPath, raw: object, wanted: str, about: Setting) -> object:
-        fix = f"write {wanted}; {about.help}" if about.help else f"write {wanted}"
+        fix = f"write {wanted} for: {about.help}" if about.help else f"write {wanted}"
         section = dotted(tuple(part for part in path if isinstance(part, str)))
         match wanted, raw:
             case "a list", dict():
@@ -449,10 +465,10 @@ class SectionReader:
             case "a table", list():
                 fix = f"write [{section}] with one bracket, once"
             case "a text", bool() | int() | float() | date() | time():
-                fix = f"put it in quotes: {quoted('...' if is_sensitive(path) else _plain(raw))}"
+                fix = f"put it in quotes: {quoted('...' if is_sensitive(path) else _to_toml(raw))}"
             case "a whole number" | "a number" | "true or false", str():
                 fix = f"write {wanted}, without quotes"
-        return self.wrong(Code.WRONG_TYPE, path, f"{shown(path, raw)} should be {wanted}", fix)
+        return self.wrong(Code.WRONG_TYPE, path, f"{show(path, raw)} should be {wanted}", fix)
 
 
 def _choices(kind: Any, raw: object, about: Setting) -> Sequence[object]:
@@ -463,7 +479,7 @@ def _choices(kind: Any, raw: object, about: Setting) -> Sequence[object]:
     return get_args(kind) or tuple(about.words) if is_word else ()
 
 
-def _beyond(number: float, about: Setting) -> str:
+def _exceeded_bound(number: float, about: Setting) -> str:
     """Returns the bound that a number exceeds, as text; empty if it is within its bounds."""
     most = 1e300 if about.most is None else about.most
     if about.least is not None and number < about.least:
@@ -486,16 +502,16 @@ def sections_with(key: str) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda text: text.startswith("[[")))
 
 
-def shown(path: KeyPath, value: object) -> str:
+def show(path: KeyPath, value: object) -> str:
     """Returns a value for a message, cut short, with secrets masked."""
     if isinstance(value, dict | list):
         return "a table" if isinstance(value, dict) else "a list"
     if is_sensitive(path):
         return MASK
-    return quoted(value) if isinstance(value, str) else _plain(value)
+    return quoted(value) if isinstance(value, str) else _to_toml(value)
 
 
-def _plain(value: object) -> str:
+def _to_toml(value: object) -> str:
     """Returns a value in TOML syntax; a number with more than 200 bits is only described."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -80,25 +80,22 @@ class Positions:
         """Returns the span of a path, or of the nearest path above it."""
         for length in range(len(path), 0, -1):
             place = self.places.get(path[:length], {})
-            # A missing key is reported at the table that lacks it.
-            wanted: At = at if length == len(path) else "table"
-            kinds: tuple[At, ...] = (wanted, "value", "key", "table")
+            kinds: tuple[At, ...] = (at, "value", "key", "table")
             for kind in kinds:
                 if kind in place:
                     return place[kind]
+            at = "table"  # a missing key is reported at the table that lacks it
         return Span(0, 0)
 
     def value(self, path: KeyPath) -> Span | None:
         return self.places.get(path, {}).get("value")
 
-    def leaves(self) -> list[tuple[KeyPath, Span]]:
-        """Returns every value that is not a table or list, and those at the greatest depth."""
-        found = ((path, place["value"]) for path, place in self.places.items() if "value" in place)
-        return [
-            (path, span)
-            for path, span in found
-            if len(path) >= DEEPEST or self.text[span.start] not in "[{"
-        ]
+    def leaves(self) -> Iterator[tuple[KeyPath, Span]]:
+        """Yields every value that is not a table or list, and those at the greatest depth."""
+        for path, place in self.places.items():
+            span = place.get("value")
+            if span and (len(path) >= DEEPEST or self.text[span.start] not in "[{"):
+                yield path, span
 
     def _skip(self, at: int) -> int:
         found = _GAP.match(self.text, at)
@@ -163,18 +160,18 @@ class Positions:
         return path
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parse(text: str) -> dict[str, Any]:
     """Parses a text that may start with a byte order mark. Raises tomllib.TOMLDecodeError."""
     return tomllib.loads(text.removeprefix(BOM))
 
 
-def rewritten(text: str, wanted: Mapping[str, Any]) -> str:
+def rewrite(text: str, wanted: Mapping[str, Any]) -> str:
     """Returns the text edited to have these values, with all other text kept. Raises CannotEdit."""
-    before = parsed(text)
+    before = parse(text)
     try:
         for path, old, new in _differences((), before, wanted):
-            text = _changed(text, path, old, new)
-        is_right = _filled(parsed(text)) == _filled(wanted)
+            text = _apply(text, path, old, new)
+        is_right = _without_empty(parse(text)) == _without_empty(wanted)
     except (tomllib.TOMLDecodeError, LookupError):
         is_right = False
     if not is_right:
@@ -182,7 +179,7 @@ def rewritten(text: str, wanted: Mapping[str, Any]) -> str:
     return text
 
 
-def _filled(document: Mapping[str, Any]) -> dict[str, Any]:
+def _without_empty(document: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the document without empty sections: an edit may keep or remove their headers."""
     return {key: value for key, value in document.items() if value not in ({}, [])}
 
@@ -215,26 +212,26 @@ def _removed(old: list[Any], new: list[Any]) -> list[int]:
     return removed
 
 
-def _changed(text: str, path: KeyPath, old: Any, new: Any) -> str:
+def _apply(text: str, path: KeyPath, old: Any, new: Any) -> str:
     """Returns the text with one difference applied. Raises LookupError if the text has no place for it."""
     positions = Positions(text)
     if new is None:
-        return _without(positions, path)
+        return _remove(positions, path)
     if old is not None:
-        return _spliced(text, positions.places[path]["value"], written(new))
+        return _splice(text, positions.places[path]["value"], to_toml(new))
     if positions.value(path[:-1]) is not None:
-        add = _with_element if isinstance(path[-1], int) else _with_inline_pair
+        add = _append_item if isinstance(path[-1], int) else _insert_inline_pair
         return add(positions, path, new)
     is_section = isinstance(path[-1], int) or (isinstance(new, dict) and len(path) <= 2)
     host = None if is_section else _host_of(positions, path[:-1])
     if host is not None:
-        return _with_pair(positions, host, path, new)
-    for header, table in _sections(path, new):
-        text = _appended(text, header, table)
+        return _insert_pair(positions, host, path, new)
+    for header, table in _new_sections(path, new):
+        text = _append_section(text, header, table)
     return text
 
 
-def _sections(path: KeyPath, value: Any) -> list[tuple[str, Mapping[str, object]]]:
+def _new_sections(path: KeyPath, value: Any) -> list[tuple[str, Mapping[str, object]]]:
     """Returns new sections for a value, each with its header."""
     if isinstance(path[-1], int):
         return [(f"[[{_dotted(path[:-1])}]]", value)]
@@ -248,7 +245,7 @@ def _sections(path: KeyPath, value: Any) -> list[tuple[str, Mapping[str, object]
     return [(f"[{_dotted(path)}]", value)]
 
 
-def _spliced(text: str, place: Span, new: str) -> str:
+def _splice(text: str, place: Span, new: str) -> str:
     return text[: place.start] + new + text[place.end :]
 
 
@@ -257,26 +254,26 @@ def _line_end(text: str) -> str:
     return "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
 
 
-def _appended(text: str, header: str, table: Mapping[str, object]) -> str:
+def _append_section(text: str, header: str, table: Mapping[str, object]) -> str:
     """Appends a section after an empty line."""
     gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    pairs = [f"{written_key(key)} = {written(value)}" for key, value in table.items()]
+    pairs = [f"{to_toml_key(key)} = {to_toml(value)}" for key, value in table.items()]
     added = gap + "".join(f"{line}\n" for line in (header, *pairs))
     return text + added.replace("\n", _line_end(text))
 
 
 def _host_of(positions: Positions, table: KeyPath) -> Statement | None:
     """Returns the header of a table, or the last pair whose dotted key defines the table; None if absent."""
-    found = [one for one in positions.statements if one.is_header and one.path == table]
-    dotted = [
-        one
-        for one in positions.statements
-        if one.path[: len(table)] == table and len(one.table) < len(table)
-    ]
-    return next(reversed(found or dotted), None)
+    found: Statement | None = None
+    for one in positions.statements:
+        if one.path == one.table == table:
+            return one
+        if one.path[: len(table)] == table and len(one.table) < len(table):
+            found = one
+    return found
 
 
-def _with_pair(positions: Positions, host: Statement, path: KeyPath, value: object) -> str:
+def _insert_pair(positions: Positions, host: Statement, path: KeyPath, value: object) -> str:
     """Inserts a pair after one of the usual first keys of the table, else after its header; in a table of dotted
     keys, after the last of them."""
     text, end = positions.text, host.span.end
@@ -285,28 +282,28 @@ def _with_pair(positions: Positions, host: Statement, path: KeyPath, value: obje
         end = next((place.end for place in places if place), end)
     start = text.rfind("\n", 0, end) + 1
     line = text[start:].partition("\n")[0].removesuffix("\r")
-    indent = line[: len(line) - len(line.lstrip())]
-    pair = f"{_line_end(text)}{indent}{_dotted(path[len(host.table) :])} = {written(value)}"
-    return _spliced(text, Span(start + len(line), start + len(line)), pair)
+    indent, end = line[: len(line) - len(line.lstrip())], start + len(line)
+    pair = f"{_line_end(text)}{indent}{_dotted(path[len(host.table) :])} = {to_toml(value)}"
+    return _splice(text, Span(end, end), pair)
 
 
-def _with_inline_pair(positions: Positions, path: KeyPath, value: object) -> str:
+def _insert_inline_pair(positions: Positions, path: KeyPath, value: object) -> str:
     """Inserts a pair at the end of an inline table."""
     start = positions.places[path[:-1]]["value"].start + 1
     inner = [key for key in positions.places if key[:-1] == path[:-1]]
     end = max((positions.places[key]["value"].end for key in inner), default=start)
-    pair = f"{', ' if inner else ' '}{written_key(str(path[-1]))} = {written(value)}"
-    return _spliced(positions.text, Span(end, end), pair)
+    pair = f"{', ' if inner else ' '}{to_toml_key(str(path[-1]))} = {to_toml(value)}"
+    return _splice(positions.text, Span(end, end), pair)
 
 
-def _with_element(positions: Positions, path: KeyPath, value: object) -> str:
+def _append_item(positions: Positions, path: KeyPath, value: object) -> str:
     """Appends an item to a list, on its own line if the list has several lines."""
     *above, index = path
     text, whole = positions.text, positions.places[tuple(above)]["value"]
     last = positions.value((*above, int(index) - 1))
     begin, end = last or (whole.start + 1, whole.start + 1)
     if "\n" not in text[whole.start : whole.end]:
-        return _spliced(text, Span(end, end), (", " if last else "") + written(value))
+        return _splice(text, Span(end, end), (", " if last else "") + to_toml(value))
     rest, line_end = text[end : whole.end - 1], _line_end(text)
     kept = rest.rstrip()
     closing = rest[len(kept) :]
@@ -314,11 +311,11 @@ def _with_element(positions: Positions, path: KeyPath, value: object) -> str:
     comma = "" if not last or _UP_TO_COMMA.match(rest) else ","
     before = text[text.rfind("\n", 0, begin) + 1 : begin]
     indent = "    " if before.strip(" \t") or not last else before
-    line = f"{comma}{kept}{line_end}{indent}{written(value)},{closing}"
-    return _spliced(text, Span(end, whole.end - 1), line)
+    line = f"{comma}{kept}{line_end}{indent}{to_toml(value)},{closing}"
+    return _splice(text, Span(end, whole.end - 1), line)
 
 
-def _without(positions: Positions, path: KeyPath) -> str:
+def _remove(positions: Positions, path: KeyPath) -> str:
     """Removes the lines of a table or key, or an item of an inline list or table. Comments after the last key of a
     table stay: they belong to the next table."""
     spans: list[Span] = []
@@ -332,7 +329,7 @@ def _without(positions: Positions, path: KeyPath) -> str:
             spans.append(one.span)
     if not spans:
         place = positions.places[path]
-        return _without_element(text, Span(place.get("key", place["value"])[0], place["value"].end))
+        return _remove_item(text, Span(place.get("key", place["value"])[0], place["value"].end))
     for span in reversed(spans):
         start, end = text.rfind("\n", 0, span.start) + 1, text.find("\n", span.end - 1)
         before = text[:start]
@@ -342,7 +339,7 @@ def _without(positions: Positions, path: KeyPath) -> str:
     return text
 
 
-def _without_element(text: str, element: Span) -> str:
+def _remove_item(text: str, element: Span) -> str:
     """Removes an item with its comma; an item on its own line goes with the line and its comment."""
     before, after = text[: element.start], text[element.end :]
     comma = _UP_TO_COMMA.match(after)
@@ -356,21 +353,21 @@ def _without_element(text: str, element: Span) -> str:
     return before + after.lstrip(" \t") if comma else re.sub(r",[ \t]*\Z", "", before) + after
 
 
-def written(value: object) -> str:
+def to_toml(value: object) -> str:
     """Returns a value in TOML syntax, on one line."""
     if isinstance(value, Mapping):
-        pairs = ", ".join(f"{written_key(str(key))} = {written(one)}" for key, one in value.items())
+        pairs = ", ".join(f"{to_toml_key(str(key))} = {to_toml(one)}" for key, one in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(written, value))}]"
+        return f"[{', '.join(map(to_toml, value))}]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def written_key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else written(name)
+def to_toml_key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else to_toml(name)
 
 
 def _dotted(path: KeyPath) -> str:
-    return ".".join(written_key(str(part)) for part in path)
+    return ".".join(to_toml_key(str(part)) for part in path)

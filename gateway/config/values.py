@@ -73,8 +73,7 @@ class TokenGrant:
     """A token for a program or a person; `name` is the principal."""
 
     name: Annotated[
-        str,
-        Setting("Name of its owner: letters, digits, dot, hyphen, underscore.", form="token"),
+        str, Setting("Name of its owner: letters, digits, dot, hyphen, underscore.", form="token")
     ]
     token: Annotated[Secret, Setting("The token, preferably a reference.")]
     scopes: tuple[str, ...] = setting(
@@ -269,7 +268,7 @@ class RuleFolder:
 class Known:
     """Facts from other rooms that a configuration is checked against."""
 
-    presets: Mapping[str, Preset]  # in the order of preference, without `demo`
+    presets: Mapping[str, Preset]  # the preferred one first; without `demo`
     bundled: Mapping[str, BundledPlugin]
     context_window: Callable[[str], int]
     output_limit: Callable[[str], int | None]
@@ -295,7 +294,7 @@ class Overrides:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Inputs:
     """The environment, folders and known names that a configuration is read with."""
 
     environment: Mapping[str, str]
@@ -308,20 +307,20 @@ class Surroundings:
     pending: Mapping[str, str] = field(default_factory=dict)
 
     def path(self, text: str, folder: Path) -> Path:
-        return placed_at(text, folder, home=self.home)
+        return resolve_path(text, folder, home=self.home)
 
     def name(self, path: Path) -> str:
-        return shorter_name(path, home=self.home, cwd=self.cwd)
+        return short_name(path, home=self.home, cwd=self.cwd)
 
 
-def placed_at(text: str, folder: Path, *, home: Path) -> Path:
+def resolve_path(text: str, folder: Path, *, home: Path) -> Path:
     """Returns the path that a configuration names: `~` is the home, relative paths start at `folder`."""
     if text == "~" or text.startswith("~/"):
         return home / text[2:]
     return folder / text
 
 
-def shorter_name(path: Path, *, home: Path, cwd: Path) -> str:
+def short_name(path: Path, *, home: Path, cwd: Path) -> str:
     """Returns a short name of a file for messages."""
     if path.is_relative_to(cwd) and cwd != cwd.parent:  # every path is below /
         return str(path.relative_to(cwd))
@@ -375,3 +374,8 @@ class GatewayConfig:
     notices: tuple[ConfigFinding, ...] = ()  # warnings for the operator
     secret_folders: tuple[Path, ...] = ()  # folders of ${file:NAME}; the first with the file wins
     other_files: tuple[Path, ...] = ()  # further files and folders that a reload watches
+
+    @property
+    def further_agents(self) -> tuple[AgentDef, ...]:
+        """The agents of a loaded configuration without the default one."""
+        return self.agents[self.agent is not None :]

@@ -96,7 +96,7 @@ def new_archive(path: Path) -> Iterator[ArchiveWriter]:
     """Writes an archive, which gets its name once it is complete. Raises BackupRefused, Busy, OSError."""
     part = path.with_name(path.name + PART)
     _require_new(path)
-    with _held(part) as file, contextlib.ExitStack() as undo:
+    with _lock(part) as file, contextlib.ExitStack() as undo:
         undo.callback(part.unlink, missing_ok=True)
         os.ftruncate(file.fileno(), 0)
         archive = ArchiveWriter(file)
@@ -109,7 +109,7 @@ def new_archive(path: Path) -> Iterator[ArchiveWriter]:
 
 
 @contextlib.contextmanager
-def _held(part: Path) -> Iterator[IO[bytes]]:
+def _lock(part: Path) -> Iterator[IO[bytes]]:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(part, flags, 0o600), "w+b") as file:
         try:
@@ -124,7 +124,7 @@ def _require_new(path: Path) -> None:
         raise BackupRefused(f"{path} already exists: name another file, or move it away")
 
 
-def give_to_owner(folder: Path, *made: Path) -> None:
+def match_owner(folder: Path, *made: Path) -> None:
     """Gives files that root made to the owner of their folder, because a service does not run as root."""
     if os.geteuid() == 0:
         owner = folder.stat()
@@ -148,7 +148,7 @@ def sync_file(path: Path, flags: int = 0) -> None:
 def sweep_parts(folder: Path) -> None:
     """Removes unfinished archives that killed backups left."""
     for part in folder.glob(f"*{PART}*"):
-        with contextlib.suppress(OSError, Busy), _held(part):
+        with contextlib.suppress(OSError, Busy), _lock(part):
             part.unlink()
 
 
@@ -204,7 +204,7 @@ def open_archive(path: Path) -> Iterator[ReadArchive]:
         with _damage(path):
             digest = _require_whole(file, path)
             inside = opened.enter_context(zipfile.ZipFile(file))
-            archive = _described(inside, path, digest, file.seek(0, os.SEEK_END))
+            archive = _read_manifest(inside, path, digest, file.seek(0, os.SEEK_END))
         yield archive
 
 
@@ -249,7 +249,7 @@ def _digest_of(file: IO[bytes], end: int) -> bytes:
     return digest.digest()
 
 
-def _described(inside: zipfile.ZipFile, path: Path, digest: str, size: int) -> ReadArchive:
+def _read_manifest(inside: zipfile.ZipFile, path: Path, digest: str, size: int) -> ReadArchive:
     infos = inside.infolist()
     names = [one.filename for one in infos]
     if not all(map(_is_plain, infos)):

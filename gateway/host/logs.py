@@ -34,7 +34,7 @@ MOST_WAITING = 10_000  # records in the queue; more are dropped and counted
 GATHER_S = 0.02
 MOST_EARLY = 1_000  # lines kept until the folder is known
 LAST_WORDS_S = 2.0
-MOST_WAITING_BYTES = 4 * 1_048_576  # in the queue of a stream; more is dropped
+MOST_WAITING_BYTES = 4 * 1_048_576  # bytes in the queue of a stream; more is dropped
 STREAM_LAST_WORDS_S = 0.3  # for all streams together
 MB = 1_000_000
 FILES = 10  # a file has at most one tenth of the total size
@@ -51,7 +51,8 @@ _USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", 
 
 def facts_of(record: logging.LogRecord, bound: Facts) -> dict[str, object]:
     """Returns the fields of a line. Records of libraries get the event `library_message` and their text."""
-    shown: dict[str, object] = {"at": stamped(record.created), "level": record.levelname.lower()}
+    shown: dict[str, object] = {"at": utc_stamp(record.created)}
+    shown["level"] = record.levelname.lower()
     if record.name.startswith("gateway."):
         shown["event"] = record.getMessage()
         shown["logger"] = record.name.replace("gateway.", "exogate.", 1)
@@ -66,7 +67,7 @@ def facts_of(record: logging.LogRecord, bound: Facts) -> dict[str, object]:
     return shown
 
 
-def stamped(seconds: float) -> str:
+def utc_stamp(seconds: float) -> str:
     """Formats seconds since 1970 as a time stamp of a line."""
     return stamp(datetime.fromtimestamp(seconds, UTC))
 
@@ -210,7 +211,7 @@ class Log(logging.Handler):
         self._queue.put(LogFiles(data_dir / FOLDER, days, most_mb * MB))
 
     def hide(self, secrets: Iterable[str]) -> None:
-        """Strikes these values out of every line. Values with less than eight characters stay: they also occur in
+        """Strikes these values out of every line. Values with fewer than eight characters stay: they also occur in
         other words."""
         found = {form for one in secrets if len(one) >= SECRET for form in _forms(one)}
         self._secrets = tuple(sorted({*self._secrets, *found}, key=len, reverse=True))
@@ -237,8 +238,8 @@ class Log(logging.Handler):
                 case (logging.LogRecord() as record, facts):
                     shown = facts_of(record, facts)
                 case (name, facts, at):
-                    head = {"at": stamped(at), "level": "info", "event": name, "logger": RUNS}
-                    shown = {**head, **facts}
+                    head = {"at": utc_stamp(at), "level": "info", "event": name}
+                    shown = {**head, "logger": RUNS, **facts}
             self._write(shown)
             if self.dropped > self._reported:
                 dropped, self._reported = self.dropped - self._reported, self.dropped
@@ -249,7 +250,7 @@ class Log(logging.Handler):
             self._files.close()
 
     def _own(self, event: str, **facts: object) -> Facts:
-        at = stamped(time.time())  # noqa: TID251  # as in a record
+        at = utc_stamp(time.time())  # noqa: TID251  # as in a record
         return {"at": at, "level": "warning", "event": event, "logger": OWN, **facts}
 
     def _open(self, files: LogFiles) -> None:
@@ -309,7 +310,7 @@ def _forms(secret: str) -> set[str]:
 
 @contextmanager
 def logging_to(target: TextIO, level: str, form: Format) -> Iterator[Log]:
-    """Writes all records of the block to the target, in order. Use a `detached` stream for a target that may block."""
+    """Writes all records of the block to the target, in order. Use a stream of `detach` for a target that may block."""
     log, root = Log(target, form), logging.getLogger()
     before = root.level
     root.addHandler(log)
@@ -330,10 +331,10 @@ def detach_streams() -> None:
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # fills a closed standard stream: no other file may get its number
     os.close(opened)
-    sys.stdout, sys.stderr = detached(sys.stdout), detached(sys.stderr)
+    sys.stdout, sys.stderr = detach(sys.stdout), detach(sys.stderr)
 
 
-def detached(stream: TextIO | None) -> TextIO:
+def detach(stream: TextIO | None) -> TextIO:
     """Returns the stream with a writing thread: output beyond its buffer is dropped, and no write blocks."""
     if stream is None:  # closed before the start
         return io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8", write_through=True)

@@ -1,1 +1,1 @@
-"""Accepts messages durably, works on each session in order, and brings answers out; nothing is lost."""
+"""Accepts messages durably, runs the turns of each session in order, and delivers the answers."""

@@ -36,7 +36,7 @@ from gateway.memory.context import Episodes, message_tokens
 from gateway.memory.souls import Souls
 from gateway.routing import Route, Router
 from gateway.sessions.lanes import Lanes, QueuePolicy, SessionQueues, WorkOn
-from gateway.sessions.runs import LiveRun, LiveRuns, spoken, whole
+from gateway.sessions.runs import LiveRun, LiveRuns, answer_text, read_events
 from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import new_boundary
 
@@ -64,9 +64,10 @@ _NOBODY: Share = ((), "")
 class Sharing(Protocol):
     """Passes messages to the node that works on their session, if several nodes share the work."""
 
-    queues: "SessionQueues"
+    queues: SessionQueues
 
     async def open(self) -> None: ...
+
     def around(self, work: WorkOn) -> WorkOn: ...
 
     def accepted(self, entry: Entry, leave: Callable[[], None], share: Share) -> None: ...
@@ -238,13 +239,13 @@ class MessageIntake:
         here, total = self._load.get(key, (0, 0))[1], self._load.get(None, (0, 0))[1]
         if here + size > bounds.max_pending_mb * MB and (here or not is_whole):
             raise Busy(
-                f"what waits in this session would be more than {bounds.max_pending_mb} MB "
-                "([queue] max_pending_mb): send it later, or in smaller parts"
+                f"the waiting messages of this session would exceed {bounds.max_pending_mb} MB "
+                "([queue] max_pending_mb); send it later, or in smaller parts"
             )
         if total + size > bounds.max_pending_total_mb * MB and (total or not is_whole):
             raise Busy(
-                f"what waits would be more than {bounds.max_pending_total_mb} MB in all "
-                "([queue] max_pending_total_mb): send it later, or in smaller parts",
+                f"all waiting messages would exceed {bounds.max_pending_total_mb} MB "
+                "([queue] max_pending_total_mb); send it later, or in smaller parts",
                 retry_after_s=5.0,
             )
 
@@ -317,7 +318,7 @@ class Front:
         found: LiveRun | RunRecord | None = self.live.get(run_id)
         if found is None:
             record = await self.inbox.find_run(RunId(run_id))
-            # It may have been accepted during the read.
+            # The run may have been accepted during the read.
             found = self.live.get(run_id) or record
         sharing = self.intake.sharing
         if sharing and isinstance(found, RunRecord) and found.finished_at is None:
@@ -458,12 +459,12 @@ class ServedDesk:
         run_id: str | None = accepted.run_id
         while run_id is not None:
             run = await self.front.run(run_id)
-            events = await whole(run)
+            events = await read_events(run)
             end = events[-1]
             facts = {"conversation_id": inbound.address.peer, "run_id": run_id}
             run_id = end.get("merged_into")  # the run of a later message answered it
         is_late, is_error = end.get("reason") == "timeout", end["type"] == "error"
-        text = end["message"] if is_error else spoken(events)
+        text = end["message"] if is_error else answer_text(events)
         facts = {"response": text, **facts}
         return Served(f"{LATE}{text}" if is_late else text, is_late or is_error, facts)
 

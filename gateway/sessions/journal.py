@@ -64,20 +64,20 @@ class Difference:
     seq: int | None = None
 
 
-def apart(where: str, recorded: str, now: str) -> Difference:
+def text_difference(where: str, recorded: str, now: str) -> Difference:
     """Returns the difference of two texts, from the first different character on."""
     place = len(commonprefix((recorded, now)))
     shown = slice(place, place + _SHOWN)
     return Difference(f"{where}, character {place + 1}", recorded[shown], now[shown])
 
 
-def unequal(recorded: object, now: object, name: str = "") -> Difference | None:
+def value_difference(recorded: object, now: object, name: str = "") -> Difference | None:
     """Returns the first different value in nested mappings, under its dotted name."""
     if not isinstance(recorded, Mapping) or not isinstance(now, Mapping):
         return None if recorded == now else Difference(name, recorded, now)
     for key in (*recorded, *(key for key in now if key not in recorded)):
         path = f"{name}.{key}" if name else str(key)
-        found = unequal(recorded.get(key), now.get(key), path)
+        found = value_difference(recorded.get(key), now.get(key), path)
         if found is not None:
             return found
     return None
@@ -152,17 +152,21 @@ def _digest(message: Message) -> str:
     return digest
 
 
-def parted(call: str, recorded: RequestParts, now: RequestParts, soul: str) -> Difference | None:
+def request_difference(
+    call: str, recorded: RequestParts, now: RequestParts, soul: str
+) -> Difference | None:
     """Returns the first difference of two requests. `call` and `soul` name the call and the soul's file."""
-    settings = unequal(recorded.get("settings"), now.get("settings"))
+    settings = value_difference(recorded.get("settings"), now.get("settings"))
     tools, names = (recorded["tools"], now["tools"]), (list(recorded["tools"]), list(now["tools"]))
     if settings is not None:
         return replace(settings, at=f"{call}: the setting {settings.at}")
     if names[0] != names[1]:
         return Difference(f"{call}: the tools offered", *names)
     if recorded["system"] != now["system"]:
-        return apart(f"{call}: the system text (soul {soul})", recorded["system"], now["system"])
-    if (tool := unequal(*tools)) is not None:
+        return text_difference(
+            f"{call}: the system text (soul {soul})", recorded["system"], now["system"]
+        )
+    if (tool := value_difference(*tools)) is not None:
         return replace(tool, at=f"{call}: the description or the parameters of the tool {tool.at}")
     pairs = zip_longest(recorded["messages"], now["messages"])
     for place, (one, other) in enumerate(pairs, 1):
@@ -176,7 +180,7 @@ def parted(call: str, recorded: RequestParts, now: RequestParts, soul: str) -> D
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """The values that a run read before it began, besides the conversation. A replay uses them again."""
+    """The inputs of a run besides the conversation. A replay uses them again."""
 
     notices: tuple[Notice, ...] = ()  # from other sessions
     kept: Mapping[str, object] = field(default_factory=dict)  # state of the session's rules
@@ -193,7 +197,7 @@ class RunInputs:
         return plain
 
 
-def read_in(attempt: Attempt) -> RunInputs:
+def read_inputs(attempt: Attempt) -> RunInputs:
     """Returns the inputs of the recorded run. Raises JournalUnreadable."""
     begun = (one.values[1] for one in attempt.entries if one.kind == "begin")
     plain: Mapping[str, Any] = next(begun, {})

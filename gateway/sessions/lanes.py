@@ -168,7 +168,7 @@ LONGEST_WAIT = 10  # times `debounce_s`
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """How messages are queued that arrive while their session has a turn."""
+    """The handling of messages that arrive while their session has a turn."""
 
     mode: QueueMode = "followup"
     debounce_s: float = 0.0
@@ -198,7 +198,7 @@ class _Queue:
     waiting: deque[LiveRun] = field(default_factory=deque)
     at_work: Sequence[LiveRun] = ()  # the last one carries the turn
     newest: float = 0.0  # arrival of the last message
-    together: int = 0  # so many of the first messages came within one debounce
+    together: int = 0  # number of the first messages, which came within one debounce
 
 
 class SessionQueues:

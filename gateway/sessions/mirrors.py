@@ -154,9 +154,8 @@ class Mirrors:
                     await self.poll()
                 except StoreUnavailable as error:
                     log.debug("mirrors_not_read", extra={"why": str(error)})
-                await self.clock.sleep(
-                    min(self.poll_s, 0.02)
-                )  # one poll for ends that come together
+                # One poll serves all ends that come together.
+                await self.clock.sleep(min(self.poll_s, 0.02))
 
     async def poll(self) -> None:
         """Reads the state of all mirrors from the store. Raises StoreUnavailable."""

@@ -209,9 +209,8 @@ class Deliveries:
         """Returns the due deliveries that do not run. Running ones that wait for a rate are still due."""
         if not await self._is_ours(name, line):
             return []
-        at_work = frozenset(
-            line.ids
-        )  # before the read, which may still have deliveries that end now
+        # Copied before the read, which may still return deliveries that end meanwhile.
+        at_work = frozenset(line.ids)
         due = await self.outbox.due(name, now=self.clock.now(), limit=AT_WORK)
         return [one for one in due if one.new.id not in at_work][: AT_WORK - len(at_work)]
 

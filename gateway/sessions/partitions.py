@@ -39,7 +39,6 @@ from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord, SessionChoice
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import ModelReply, ModelRequest, OnDelta
-from gateway.domain.outbox import RunHistory
 from gateway.domain.ports import Clock, Inbox, Journal, Model, ToolScope
 from gateway.memory.context import Episodes
 from gateway.sessions.lanes import SessionQueues, TurnBatch, WorkOn
@@ -123,7 +122,7 @@ class PartitionedWork:
         return run
 
     def _register(self, run: SharedRun) -> SharedRun:
-        """Returns the known run instead, if a read of the partition has found it before its accept ended."""
+        """Registers a run. Returns the known one if a read of the partition has found it before."""
         known = self.live.setdefault(run.run_id, run)
         assert isinstance(known, SharedRun)
         if known is not run and run.is_counted:
@@ -463,13 +462,13 @@ def _all_of(hints: Hints, subjects: Sequence[tuple[str, Callable[[Hint], None]]]
         yield
 
 
-@dataclass(frozen=True, slots=True)
 class OwnInbox:
     """Implements the Inbox port for turns of this node."""
 
-    inbox: Inbox
-    work: PartitionedWork
-    episodes: Episodes
+    def __init__(self, inbox: Inbox, work: PartitionedWork, episodes: Episodes) -> None:
+        self.inbox, self.work, self.episodes = inbox, work, episodes
+        self.unfinished, self.find_run = inbox.unfinished, inbox.find_run
+        self.run_history = inbox.run_history
 
     async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
         """Accepts a message. The owner of its session begins the run."""
@@ -487,22 +486,13 @@ class OwnInbox:
     async def finish(self, ending: Ending) -> bool:
         return await self.work.fenced(ending.run_id, self.work.runs.finish, ending)
 
-    async def unfinished(self) -> Sequence[Entry]:
-        return await self.inbox.unfinished()
 
-    async def find_run(self, run_id: RunId) -> RunRecord | None:
-        return await self.inbox.find_run(run_id)
-
-    async def run_history(self, run_id: RunId) -> RunHistory:
-        return await self.inbox.run_history(run_id)
-
-
-@dataclass(frozen=True, slots=True)
 class OwnJournal:
     """Implements the Journal port for turns of this node."""
 
-    journal: Journal
-    work: PartitionedWork
+    def __init__(self, journal: Journal, work: PartitionedWork) -> None:
+        self.journal, self.work = journal, work
+        self.read, self.rule_state = journal.read, journal.rule_state
 
     async def append(self, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
         await self.work.fenced(run_id, self.work.runs.append, run_id, part, pack)
@@ -510,17 +500,11 @@ class OwnJournal:
     async def forgive(self, run_id: RunId) -> None:
         await self.work.fenced(run_id, self.work.runs.forgive, run_id)
 
-    async def read(self, run_id: RunId) -> Sequence[bytes]:
-        return await self.journal.read(run_id)
-
     async def claim_notices(
         self, person: str, session_key: SessionKey, run_id: RunId, **more: Any
     ) -> Sequence[Notice]:
         await self.work.require(run_id)
         return await self.journal.claim_notices(person, session_key, run_id, **more)
-
-    async def rule_state(self, key: SessionKey) -> str | None:
-        return await self.journal.rule_state(key)
 
 
 @dataclass(frozen=True, slots=True)

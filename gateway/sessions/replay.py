@@ -65,14 +65,14 @@ from gateway.sessions.journal import (
     Difference,
     RequestParts,
     RunInputs,
-    apart,
     last_attempt,
-    parted,
     parts_after,
     parts_at,
     parts_of,
-    read_in,
-    unequal,
+    read_inputs,
+    request_difference,
+    text_difference,
+    value_difference,
 )
 from gateway.sessions.lanes import TurnBatch
 from gateway.sessions.runs import LiveRun
@@ -240,14 +240,14 @@ class Player(RunJournal):
             await (event or self._moved).wait()
         if scope.cancelled_caught:
             found = self.peek().kind
-            await self.leave(Difference("the order of what happened", found, wanted))
+            await self.leave(Difference("the order of the entries", found, wanted))
 
     # -- for the driver
 
     async def compare(self, job: Job, scene: Mapping[str, object]) -> None:
         """Compares the configuration of the run, and the beginning of the first request."""
         recorded = (await self.reach("begin")).values[0]
-        if (difference := unequal(recorded, scene)) is not None:
+        if (difference := value_difference(recorded, scene)) is not None:
             await self.leave(difference)
         ask = next((one for one in self.coming() if one.kind == "ask"), None)
         if ask is None:
@@ -272,7 +272,7 @@ class Player(RunJournal):
         await self._compare(call, self._parts, parts_of(request))
 
     async def _compare(self, call: str, recorded: RequestParts, now: RequestParts) -> None:
-        if (difference := parted(call, recorded, now, self._soul)) is not None:
+        if (difference := request_difference(call, recorded, now, self._soul)) is not None:
             await self.leave(difference)
 
     async def wait(self, queue: EventQueue, seconds: float) -> bool:
@@ -301,7 +301,7 @@ class Player(RunJournal):
         """Reports a difference unless the remaining entries may be left unread."""
         for entry in self.coming():
             if entry.kind not in _UNREAD_AT_END:
-                difference = Difference("the order of what happened", entry.kind, "the end")
+                difference = Difference("the order of the entries", entry.kind, "the end")
                 self._on_difference(difference)
                 break
             self.advance()
@@ -536,7 +536,7 @@ class Replayer:
         run.start(record.entry.attempts, player.moment())
         with scope:
             runner = replace(runner, model=model, gate=ReplayedGate(player, runner.gate))
-            await self._end_of(batch, agent, runner, player, read_in(attempt))
+            await self._end_of(batch, agent, runner, player, read_inputs(attempt))
             comparison.end(run.events)
         run.release()
         if comparison.found is None and scope.cancelled_caught:
@@ -556,7 +556,7 @@ class Replayer:
             raise NotFound(f"agent {run.session_key.agent!r}")
         asked, gate = _Counted(runner.model), KnownResults(attempt, run.control, runner.gate)
         journal = RunJournal(worker.clock)
-        read = replace(read_in(attempt), lacking=tuple(await runner.gate.prepare(agent)))
+        read = replace(read_inputs(attempt), lacking=tuple(await runner.gate.prepare(agent)))
         run.start(1, journal.moment())
         other, runner = self._with_model(agent, model), replace(runner, model=asked, gate=gate)
         end = await self._end_of(batch, other, runner, journal, read)
@@ -597,7 +597,7 @@ class Replayer:
         if record.finished_at is None:
             raise Conflict("the run has not ended yet")
         if record.outcome == "merged":
-            raise Conflict("another run answered it: its last event names that one")
+            raise Conflict("another run answered it; the last event of this run names that run")
         parts = await self.worker.journal.read(run_id)
         if not parts and record.log:
             why = "an earlier version recorded this run, and this one cannot replay it"
@@ -611,7 +611,7 @@ class Replayer:
         return attempt
 
     async def _batch(self, record: RunRecord, attempt: Attempt) -> TurnBatch:
-        """Returns the messages that the run answered, and those that came while it was running."""
+        """Returns the messages that the run answered, and those that came during the run."""
         said = [entry.values[0] for entry in attempt.entries if entry.kind == "said"]
         asked, behind = [await self._queued(ids) for ids in (attempt.asked[:-1], said)]
         return TurnBatch(LiveRun(record.entry), asked, behind)
@@ -673,7 +673,7 @@ def _first_difference(recorded: Steps, now: Steps) -> Difference | None:
         if one == other:
             continue
         if one and other and one[0] == other[0]:
-            return apart(f"step {number}: {one[0]}", one[1], other[1])
+            return text_difference(f"step {number}: {one[0]}", one[1], other[1])
         return Difference(f"step {number}", one and one[0], other and other[0])
     return None
 

@@ -238,7 +238,7 @@ async def events_of(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
         stop()
 
 
-async def whole(run: LiveRun | RunRecord) -> Sequence[Mapping[str, Any]]:
+async def read_events(run: LiveRun | RunRecord) -> Sequence[Mapping[str, Any]]:
     """Returns all events of a run once it has ended. Raises Busy if the gateway stops before."""
     events: list[Any] = [decode(event) async for event in events_of(run)]
     if not events or events[-1]["type"] not in {"done", "error"}:
@@ -246,7 +246,7 @@ async def whole(run: LiveRun | RunRecord) -> Sequence[Mapping[str, Any]]:
     return events
 
 
-def spoken(events: Sequence[Mapping[str, Any]]) -> str:
+def answer_text(events: Sequence[Mapping[str, Any]]) -> str:
     """Returns the answer of a run: the text after its last tool result, or else before it."""
     end = events[-1]
     if not end.get("truncated"):

@@ -26,7 +26,7 @@ from gateway.memory.context import ContextExtras, message_tokens
 from gateway.sessions.intake import with_boundary
 from gateway.sessions.lanes import TurnBatch
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.worker import DEFECT, LAST_WORDS_S, RunWorker, end_with, refused, trace_of
+from gateway.sessions.worker import DEFECT, LAST_WORDS_S, RunWorker, end_with, refused_end, trace_of
 
 CHANNEL = "api"
 MOST_KEPT, MOST_BYTES, KEPT_S = 1_000, 64 * 1024 * 1024, 600.0
@@ -149,7 +149,7 @@ class StatelessRuns:
         # An account without a run is always admitted, or one caller could keep out all others.
         accounts = {run.session_key.account for run, _ in self._working.values()}
         if len(self._working) >= self._width and question.account in accounts:
-            raise Busy(f"{self._width} requests are being answered already; send it again later")
+            raise Busy(f"{self._width} requests run already; send it again later")
         run_id = RunId(f"r_{self._ids.new()}")
         message_id = MessageId(f"m_{run_id.removeprefix('r_')}")
         session = SessionKey(question.agent.id, CHANNEL, question.account, run_id)
@@ -198,7 +198,7 @@ class StatelessRuns:
                 result = await result_of("run_failed", facts, drive, run, question, journal)
                 moment = journal.moment()
                 if result is None:
-                    end = refused(batch, None, "internal_error", DEFECT, moment)
+                    end = refused_end(batch, None, "internal_error", DEFECT, moment)
                 else:
                     end = end_with(batch, None, result, moment)
         finally:

@@ -51,7 +51,7 @@ _RUN_ID = attrgetter("run_id")
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ends: its result, the nodes to keep, and the last chunk. `outcome` is the reason of
+    """The end of a run: its result, the nodes to keep, and the last chunk. `outcome` is the reason of
     `done`, or `failed`."""
 
     result: RunResult
@@ -122,7 +122,7 @@ def _nodes(
     return tuple(nodes)
 
 
-def refused(
+def refused_end(
     batch: TurnBatch, parent: NodeId | None, error_type: ErrorType, text: str, moment: Moment
 ) -> RunEnd:
     """Makes the end of a run that asked no model, or that a defect of the gateway broke off."""
@@ -133,7 +133,7 @@ def refused(
     return end_with(batch, parent, RunResult(end, said, end_event=event), moment)
 
 
-def merged(into: RunId, answer: NodeId, at: datetime) -> Chunk:
+def merged_chunk(into: RunId, answer: NodeId, at: datetime) -> Chunk:
     """Makes the last chunk of a run whose question another run answered."""
     data = {
         "reason": "merged",
@@ -207,7 +207,7 @@ class SettingsBook:
     known: dict[str, UserSettings] = field(default_factory=dict)
 
     async def of(self, user: str) -> UserSettings:
-        """Raises StoreUnavailable."""
+        """Returns the settings of a user. Raises StoreUnavailable."""
         known = self.known.get(user)
         if known is not None:
             return known
@@ -352,7 +352,7 @@ class RunWorker:
         journal.store_s += journal.tick() - at
         if episode is None:
             episode = Episode(None)
-            end = refused(batch, None, "internal_error", DEFECT, journal.moment())
+            end = refused_end(batch, None, "internal_error", DEFECT, journal.moment())
         else:
             end = await self.end_of(batch, agent, episode, journal)
         at = journal.tick()
@@ -363,7 +363,7 @@ class RunWorker:
                 sealed.unseal()
             batch.took = ()
             state = end.state
-            end = refused(batch, episode.head, "internal_error", DEFECT, journal.moment())
+            end = refused_end(batch, episode.head, "internal_error", DEFECT, journal.moment())
             end = replace(end, state=state)
             await self._commit(batch, episode, end, journal)
         journal.store_s += journal.tick() - at
@@ -396,15 +396,15 @@ class RunWorker:
         run, parent = batch.run, episode.head
         if run.attempt - run.entry.forgiven > MOST_ATTEMPTS:
             text = f"This message was set aside: the gateway stopped {MOST_ATTEMPTS} times over it."
-            end = refused(batch, parent, "internal_error", text, journal.moment())
+            end = refused_end(batch, parent, "internal_error", text, journal.moment())
             return replace(end, state="dead")
         if agent is None:
             text = f"The agent {run.session_key.agent!r} is no longer configured."
-            return refused(batch, parent, "config_error", text, journal.moment())
+            return refused_end(batch, parent, "config_error", text, journal.moment())
         facts, drive = {"run": run.run_id}, self._drive
         result = await result_of("run_failed", facts, drive, batch, agent, episode, journal, read)
         if result is None:
-            return refused(batch, parent, "internal_error", DEFECT, journal.moment())
+            return refused_end(batch, parent, "internal_error", DEFECT, journal.moment())
         if result.taken:
             behind = {one.run_id: one for one in batch.behind}
             batch.took = [behind[taken] for taken in result.taken if taken in behind]
@@ -480,7 +480,7 @@ class RunWorker:
     async def _read(
         self, batch: TurnBatch, agent: AgentDef, episode: Episode, rules: RuleSet
     ) -> RunInputs:
-        """Reads what the run is shown besides the conversation."""
+        """Reads the inputs of the run besides the conversation."""
         run, key, clock, journal = batch.run, batch.run.session_key, self.clock, self.journal
         notices = await retry_store(
             clock, journal.claim_notices, run.person, key, run.run_id, now=clock.now()
@@ -554,7 +554,7 @@ class RunWorker:
         for one in (*batch.earlier, *batch.took):
             moment = Moment(self.clock.now(), self.clock.monotonic())
             one.start(max(1, one.entry.attempts), moment)
-            one.seal(merged(into, end.nodes[-1].id, moment.wall))
+            one.seal(merged_chunk(into, end.nodes[-1].id, moment.wall))
             facts = {"termination_reason": "merged", "merged_into": into}
             summary = encode({**one.summary(self.clock), **facts}).decode()
             found.append(Merged(one.run_id, pack_text(one.events), summary))
@@ -564,7 +564,7 @@ class RunWorker:
 async def recall(
     new: NewEntry, agent: AgentDef, episode: Episode, memory: Recall | None, vault: Vault | None
 ) -> Found:
-    """Finds facts, turns and notes for the question. The run goes on without them after a failure."""
+    """Finds facts, turns and notes for the question. A failure does not end the run."""
     facts, listed = {"run": new.run_id}, await _listed(vault, new) if vault else ()
     if memory is None or not agent.context.semantic:
         return listed, SWITCHED_OFF if memory else ""

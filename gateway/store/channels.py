@@ -11,7 +11,7 @@ from gateway.domain.inbox import NewDelivery, NewEntry, ReceivedMessage
 from gateway.store.outbox import add_delivery
 from gateway.store.tables import TABLES
 from gateway.store.transaction import Fields, Terms, Transaction, without_none
-from gateway.store.writer import StorePart, reading, writing
+from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 _MESSAGE, _PERSON = Fields("platform_id channel account"), Fields("channel account person")
 
@@ -74,7 +74,7 @@ def _block(tx: Transaction, channel: str, account: str, person: str, *, now: dat
     known = _find_pairing(tx, channel, account, person)
     new = Pairing(channel, account, person, None, "denied", "", now, now)
     blocked = replace(known or new, state="denied", code_digest="", is_owner=False)
-    tx.insert("pairing", TABLES["pairing"].row_of(blocked), on_conflict="replace")
+    tx.put("pairing", TABLES["pairing"].row_of(blocked))
     return blocked
 
 
@@ -96,7 +96,7 @@ def _read_memos(tx: Transaction, channel: str, account: str) -> Sequence[Channel
 
 def write_memos(tx: Transaction, *memos: ChannelMemo) -> None:
     for memo in memos:
-        tx.insert("channel_memo", TABLES["channel_memo"].row_of(memo), on_conflict="replace")
+        tx.put("channel_memo", TABLES["channel_memo"].row_of(memo))
 
 
 def _is_heard(tx: Transaction, message: Terms) -> bool:
@@ -130,7 +130,7 @@ def _record_heard(
         is_known = is_known or tx.first("channel_heard", _MESSAGE.row(heard), "at") is not None
     if is_known or (asked is not None and not _ask(tx, asked)):
         return False
-    tx.insert("channel_heard", TABLES["channel_heard"].row_of(heard), on_conflict="replace")
+    tx.put("channel_heard", TABLES["channel_heard"].row_of(heard))
     for new in deliveries:
         if tx.first("delivery", {"delivery_id": new.id}, "id") is None:
             add_delivery(new, to_micros(heard.at), tx)
@@ -166,16 +166,16 @@ class StoredChannels(StorePart):
     """Implements the port ChannelStore."""
 
     knows = reading(_knows)
-    record = writing(_record_heard, durable=True)
+    record = writing_durably(_record_heard)
     unread = reading(_list_unread)
-    drop_unread = writing(_drop_unread, durable=True)
+    drop_unread = writing_durably(_drop_unread)
     count_unread = reading(_count_unread)
-    forget_received = writing(_forget_heard, durable=False)
+    forget_received = writing(_forget_heard)
     read_memos = reading(_read_memos)
-    write_memos = writing(write_memos, durable=True)
+    write_memos = writing_durably(write_memos)
     find_pairing = reading(_find_pairing)
     may_ask = reading(_may_ask)
-    decide_pairing = writing(_decide_pairing, durable=True)
-    remove_pairing = writing(_remove_pairing, durable=True)
-    block = writing(_block, durable=True)
+    decide_pairing = writing_durably(_decide_pairing)
+    remove_pairing = writing_durably(_remove_pairing)
+    block = writing_durably(_block)
     list_pairings = reading(_list_pairings)

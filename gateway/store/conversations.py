@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import get_args
 
 from gateway.domain.errors import NotFound
+from gateway.domain.facts import Erasure
 from gateway.domain.ids import NodeId, SessionKey, to_micros
 from gateway.domain.messages import Node, Standing
 from gateway.domain.sessions import (
+    Erased,
     ImportResult,
     Path,
     SessionPage,
@@ -15,8 +18,7 @@ from gateway.domain.sessions import (
     SessionRecord,
     select_new_nodes,
 )
-from gateway.store.erasure import Erasures
-from gateway.store.plugins import StoredSettings
+from gateway.store.erasure import count_session, erase_session
 from gateway.store.pruning import Fork, Span, branches_off, kept_spans, outdated
 from gateway.store.tables import TABLES
 from gateway.store.transaction import (
@@ -35,7 +37,8 @@ from gateway.store.transaction import (
     unpack_message,
     without_none,
 )
-from gateway.store.writer import reading, writing
+from gateway.store.turns import rewrite_index
+from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 # --- nodes ---------------------------------------------------------------------------------------
 _STANDINGS: tuple[Standing, ...] = get_args(Standing)  # by their number in the column
@@ -70,7 +73,7 @@ def _put_label(session: SessionRow, place: int, label: str | None, tx: Transacti
 
 
 def forks_of(session: int, tx: Transaction) -> list[Fork]:
-    """The newest forks, oldest first."""
+    """Returns the newest forks, oldest first."""
     terms, columns = places_of(session), "place parent"
     rows = tx.find("node", terms, columns, order="-place", limit=_MOST_FORKS, index="fork")
     return [
@@ -127,7 +130,7 @@ def _path(
     before: NodeId | None = None,
     limit: int,
 ) -> Path:
-    """The path to `upto`, to the node before `before`, or to HEAD. Its `head` is always the
+    """Returns the path to `upto`, to the node before `before`, or to HEAD. Its `head` is always the
     session's HEAD. Raises NotFound for a node of another session."""
     session = tx.first("session", {"key": key}, "id head")
     if session is None:
@@ -147,7 +150,7 @@ def _path(
 
 
 def _id_at(place: int | None, rows: Sequence[Row], tx: Transaction) -> NodeId | None:
-    """The id of the node at this place, which may be the first of the rows."""
+    """Returns the id of the node at this place, which may be the first of the rows."""
     if rows and rows[0]["place"] == place:
         return NodeId(rows[0]["id"])
     return tx.value("node", {"place": place}, "id", None)
@@ -162,8 +165,8 @@ def _end(named: NodeId, session: int, tx: Transaction, *, is_before: bool) -> in
 
 
 def _walk(end: int | None, limit: int, session: int, tx: Transaction) -> list[Row]:
-    """The path to a place, newest first. An unforked path is adjacent on disk; among branches, the
-    query reads about as many rows of them as of the path."""
+    """Returns the path to a place, newest first. An unforked path is adjacent on disk; among
+    branches, the query reads about as many rows of them as of the path."""
     rows, at, most = list[Row](), end, limit
     while at is not None and len(rows) < limit:
         first = max(at - min(most, limit - len(rows)), place_of(session, 0))
@@ -180,7 +183,7 @@ def _walk(end: int | None, limit: int, session: int, tx: Transaction) -> list[Ro
 
 
 def _summary_of(rows: Sequence[Row], tx: Transaction) -> Node | None:
-    """The newest summary on the path."""
+    """Returns the newest summary on the path."""
     place = rows[0]["summary"] if rows else None
     if place is None:
         return None
@@ -211,7 +214,7 @@ _SHAPE = " ".join(one for one in TABLES["node"].types if one not in {"text", "pa
 def _tree(
     tx: Transaction, key: SessionKey, *, limit: int, archived: bool = False
 ) -> Sequence[Node]:
-    """The newest `limit` nodes, oldest first."""
+    """Returns the newest `limit` nodes, oldest first."""
     if not (session := tx.value("session", {"key": key}, "id", 0)):
         return []
     terms = {**places_of(session), "standing <=": int(archived)}
@@ -235,8 +238,8 @@ def _move_head(
     expected: NodeId | None,
     label: str | None = None,
 ) -> bool:
-    """A label moves here from another node of the session. Raises NotFound for an unknown session
-    or node."""
+    """Moves HEAD. A label moves here from another node of the session. Raises NotFound for an
+    unknown session or node."""
     session, place = _found_node(key, to, tx)
     if session.head_id != expected:
         return False
@@ -306,10 +309,10 @@ def _import_nodes(
 def _new(
     key: SessionKey, nodes: Sequence[Node], session: SessionRow | None, tx: Transaction
 ) -> list[Node]:
-    """The nodes that are not stored yet, with their new ids. Raises ImportRefused."""
+    """Returns the nodes that are not stored yet, with their new ids. Raises ImportRefused."""
 
     def is_known(name: NodeId) -> bool | None:
-        """None if the id is another session's, or erased."""
+        """Returns None if the id is another session's, or erased."""
         row = tx.first("node", {"id": name}, "place standing")
         if row is None:
             return False
@@ -326,7 +329,8 @@ def _find_session(tx: Transaction, key: SessionKey) -> SessionRecord | None:
 
 
 def _list_sessions(tx: Transaction, query: SessionQuery) -> SessionPage:
-    """`updated_at` is unique, so passing that of the last session as `before` skips none."""
+    """Lists sessions, newest first. `updated_at` is unique, so passing that of the last session as
+    `before` skips none."""
     wanted = {
         "agent": query.agents,
         "channel": query.channels,
@@ -349,7 +353,7 @@ def _records(rows: Sequence[Row], tx: Transaction) -> list[SessionRecord]:
 
 
 def _to_record(row: Row, spent: Row | None, head: NodeId | None) -> SessionRecord:
-    """The counts in the row itself are from before there was a ledger."""
+    """Adds the counts in the row, which are from before there was a ledger, to those of the ledger."""
     sent, received, cost = row["input_tokens"], row["output_tokens"], row["cost_usd"]
     if spent is not None:
         sent, received = sent + spent["input_tokens"], received + spent["output_tokens"]
@@ -366,19 +370,43 @@ def _close_session(tx: Transaction, key: SessionKey) -> None:
     session.is_closed = True
 
 
-class StoredSessions(Erasures, StoredSettings):
+# --- settings of users ---------------------------------------------------------------------------
+def read_settings(tx: Transaction, user: str) -> str | None:
+    return tx.value("settings", {"user": user}, "json", None)
+
+
+def _write_settings(tx: Transaction, user: str, record: str, *, expected: str | None) -> bool:
+    if expected is None:
+        return tx.insert("settings", {"user": user, "json": record}, on_conflict="keep") > 0
+    return tx.change("settings", {"user": user, "json": expected}, {"json": record}) == 1
+
+
+class StoredSessions(StorePart):
     """Implements the port SessionStore."""
 
     find_session = reading(_find_session, caught_up=True)
     list_sessions = reading(_list_sessions, caught_up=True)
     count_sessions = reading(lambda tx: tx.count("session", {}))
-    close_session = writing(_close_session, durable=True)
+    close_session = writing_durably(_close_session)
     path = reading(_path)
     node = reading(_node)
     tree = reading(_tree)
-    move_head = writing(_move_head, durable=True)
-    append_summary = writing(_append_summary, durable=False)
-    start_over = writing(_start_over, durable=True)
-    label_node = writing(_label_node, durable=True)
-    checkpoint = writing(_checkpoint, durable=True)
-    import_nodes = writing(_import_nodes, durable=True)
+    move_head = writing_durably(_move_head)
+    append_summary = writing(_append_summary)
+    start_over = writing_durably(_start_over)
+    label_node = writing_durably(_label_node)
+    checkpoint = writing_durably(_checkpoint)
+    import_nodes = writing_durably(_import_nodes)
+    read_settings = reading(read_settings)
+    write_settings = writing_durably(_write_settings)
+
+    async def erase(self, key: SessionKey, *, by: str, dry_run: bool, now: datetime) -> Erased:
+        """Returns after the index of words is rewritten too. After a crash before that, the erasure
+        has to be repeated."""
+        what = Erasure(session_key=key, by=by)
+        if dry_run:
+            return await self._readers.read(partial(count_session, key=key, what=what))
+        erase = partial(erase_session, key=key, what=what, now=now)
+        erased = await self._writer.write(erase, durable=True)
+        await rewrite_index(self._writer)
+        return erased

@@ -3,8 +3,10 @@ sides; and of one SQLite file while others write to it."""
 
 import contextlib
 import os
+import shutil
 import sqlite3
-from collections.abc import AsyncIterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -13,11 +15,12 @@ from typing import Protocol
 from anyio import to_thread
 from pydantic_core import to_json
 
-from gateway.domain.backups import CopiedTable, CopyRefused
+from gateway.domain.backups import BackupRefused, CopiedTable, CopyRefused
 from gateway.store.facts import list_all
+from gateway.store.faults import lack_of_room
 from gateway.store.tables import TABLES, Table, migrate
 from gateway.store.transaction import Row, Transaction
-from gateway.store.writer import open_to_read
+from gateway.store.writer import CopyStore, open_to_read
 
 # Omits a counter of this machine and the progress of its index of words, which is rebuilt.
 COPIED = tuple(one for name, one in TABLES.items() if name not in {"pulse", "turn_cursor"})
@@ -29,7 +32,7 @@ class RowSource(Protocol):
 
     def rows(self, table: Table) -> AsyncIterator[Sequence[Row]]: ...
     async def last_numbers(self) -> Mapping[str, int]:
-        """The largest number that was ever assigned to a row of each table."""
+        """Returns the largest number that was ever assigned to a row of each table."""
 
 
 class RowTarget(RowSource, Protocol):
@@ -69,7 +72,10 @@ class _Seen:
     def add(self, rows: Sequence[Row]) -> None:
         self._rows += len(rows)
         for row in rows:
-            values = [_canonical(row[name]) for name in self._table.types]
+            values = [
+                int(one) if one is True or one is False else one
+                for one in map(row.get, self._table.types)
+            ]
             digest = sha256(to_json(values, bytes_mode="hex")).digest()
             self._sum += int.from_bytes(digest)
 
@@ -78,12 +84,8 @@ class _Seen:
         return CopiedTable(self._table.name, self._rows, f"{self._sum % (1 << 256):064x}")
 
 
-def _canonical(value: object) -> object:
-    return int(value) if isinstance(value, bool) else value
-
-
 def next_page(size: int, rows: Sequence[Row]) -> int:
-    """The number of rows to read next, so that a page stays small whatever the rows hold."""
+    """Returns the number of rows to read next, so that a page stays small whatever the rows hold."""
     held = sum(len(one) for row in rows for one in row.values() if isinstance(one, str | bytes))
     return max(1, min(_MOST_ROWS, 2 * size, len(rows) * _PAGE_BYTES // max(1, held)))
 
@@ -95,7 +97,7 @@ class SqliteRows:
         self._db, self._path = db, path
 
     async def rows(self, table: Table) -> AsyncIterator[Sequence[Row]]:
-        """Each row includes the marks of its partial indexes."""
+        """Yields rows with the marks of their partial indexes."""
         select = ", ".join([*table.types, *(f"({one})" for one in table.marks.values())])
         names, size = [*table.types, *table.marks], FIRST_ROWS
         cursor = await to_thread.run_sync(self._db.execute, f"SELECT {select} FROM {table.name}")
@@ -145,7 +147,7 @@ async def reading_sqlite(path: Path) -> AsyncIterator[SqliteRows]:
 
 @contextlib.asynccontextmanager
 async def writing_sqlite(path: Path) -> AsyncIterator[SqliteRows]:
-    """A database in a new file, which is complete only at the end."""
+    """Yields a database in a new file, which is complete only at the end."""
     try:
         with contextlib.closing(await to_thread.run_sync(_new_database, path)) as db:
             yield SqliteRows(db, path)
@@ -162,3 +164,76 @@ def _new_database(path: Path) -> sqlite3.Connection:
     migrate(db)
     db.execute("BEGIN")
     return db
+
+
+# --- a copy of the database file as of one moment, made while others write to it -----------------
+_SYNC_EVERY_S = 0.02  # a commit waits for dirty pages: less than a tenth of a second of writing
+_SPARE_BYTES = 16 << 20
+_SIZE = """
+SELECT (page_count - freelist_count) * page_size
+FROM pragma_page_count, pragma_freelist_count, pragma_page_size
+"""
+
+
+def copier(source: Path) -> CopyStore:
+    return lambda into, copies: to_thread.run_sync(_copy_database, source, into, copies)
+
+
+def _copy_database(source: Path, into: Path, copies: int) -> None:
+    """Writes the used part of the database to a new file. Raises BackupRefused, also if there is no
+    room for `copies` copies."""
+    try:
+        with contextlib.closing(open_to_read(source)) as db, _synced(into):
+            _require_room(int(db.execute(_SIZE).fetchone()[0]), into.parent, copies)
+            db.execute("PRAGMA query_only = 0")  # VACUUM INTO needs it
+            db.execute("VACUUM INTO ?", (str(into),))
+    except (sqlite3.Error, OSError) as error:
+        why = getattr(error, "strerror", None)
+        if isinstance(error, sqlite3.Error):
+            files = (source, Path(f"{source}-wal"))
+            size = sum(one.stat().st_size for one in files if one.exists())
+            why = lack_of_room(error, str(into), size)
+        why = (why or str(error)).partition(";")[0]
+        raise BackupRefused(f"the store cannot be copied to {into.parent}: {why}") from error
+
+
+def _require_room(size: int, folder: Path, copies: int) -> None:
+    free, needed = shutil.disk_usage(folder).free, copies * size + _SPARE_BYTES
+    if free < needed:
+        raise BackupRefused(
+            f"a backup needs {needed:,} bytes while it is made, and {folder} has {free:,} left: "
+            "free some space, or name a file on another disk"
+        )
+
+
+@contextlib.contextmanager
+def _synced(path: Path) -> Iterator[None]:
+    """Fsyncs the file continuously while it is written, so that no fsync of the store waits for
+    much of it. The file is new and private."""
+    _remove(path)
+    is_over = threading.Event()
+    with contextlib.ExitStack() as undo:
+        undo.callback(_remove, path)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file):
+            syncing = threading.Thread(target=_sync, args=(file, is_over), daemon=True)
+            syncing.start()
+            try:
+                yield
+            finally:
+                is_over.set()
+                syncing.join()
+            os.fsync(file)
+        undo.pop_all()
+
+
+def _sync(file: int, is_over: threading.Event) -> None:
+    while not is_over.wait(_SYNC_EVERY_S):
+        with contextlib.suppress(OSError):  # the final fsync reports the error
+            os.fdatasync(file)
+
+
+def _remove(path: Path) -> None:
+    """Removes the file and SQLite's journal beside it."""
+    for one in (path, path.with_name(f"{path.name}-journal")):
+        one.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from gateway.domain.facts import (
     words_of,
 )
 from gateway.domain.ids import to_micros
-from gateway.store import facts as writing
+from gateway.store import facts as stored_facts
 from gateway.store.facts import (
     WITH_SOURCE,
     FactRow,
@@ -44,7 +44,7 @@ from gateway.store.facts import (
     require_claims,
 )
 from gateway.store.faults import require_text
-from gateway.store.transaction import Transaction, in_batches, place_of
+from gateway.store.transaction import Transaction, place_of
 from gateway.store.writer import Engine, StorePart, reading
 
 _MOST_WORDS = 64  # of a question
@@ -60,17 +60,12 @@ _BITS = 1 << 22  # half a megabyte; it recognises three of four unknown names am
 _PAGE = 2_000  # names per page
 
 
-def _groups(tx: Transaction, after: int) -> Sequence[tuple[int, str]]:
-    rows = tx.find("fact_group", {"id >": after}, "id name", order="id", limit=_PAGE)
-    return [(row["id"], row["name"]) for row in rows]
-
-
 def _add(
     tx: Transaction, scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime
 ) -> Sequence[Fact]:
     new = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, tx)]
     kept = [id_ for _, id_ in new]
-    writing.add(tx, scope, [claim for claim, _ in new], ids=kept, now=now)
+    stored_facts.add(tx, scope, [claim for claim, _ in new], ids=kept, now=now)
     places = [row.place for id_ in kept for row in fact_of(id_, tx)]
     return _with_sources(_rows(places, tx), tx)
 
@@ -96,9 +91,10 @@ def _column(
 
 
 def _rows(places: Sequence[int], tx: Transaction) -> list[FactRow]:
-    """The facts at these places, in this order. On a server their sources are read with them."""
-    for some in () if tx.is_whole else in_batches(places):
-        tx.find("fact_claim", {"fact": some, **WITH_SOURCE})
+    """Returns the facts at these places, in this order. On a server their sources are read with
+    them."""
+    if not tx.is_whole:
+        tx.find("fact_claim", {"fact": tuple(places), **WITH_SOURCE})
     return facts_at(places, tx)
 
 
@@ -112,28 +108,25 @@ def _with_sources(rows: Sequence[FactRow], tx: Transaction) -> list[Fact]:
 
 
 def groups_of(view: FactView, tx: Transaction) -> Sequence[int]:
-    """The group to search. For a room also the group of the person with its name: in a direct chat
-    all facts are at the person's places."""
+    """Returns the group to search. For a room also the group of the person with its name: in a
+    direct chat all facts are at the person's places."""
     room = [] if view.room is None else [_group_of(FactView(scope=str(view.room)), tx)]
     return [_group_of(view, tx), *room]
 
 
 def _group_of(view: FactView, tx: Transaction) -> int:
-    """The number of the group; 0 if it has no facts. On a server all of its facts are read."""
+    """Returns the number of the group; 0 if it has no facts. On a server all of its facts are read."""
     kind, name = ("scope", view.scope) if view.room is None else ("session", str(view.room))
     row = tx.first("fact_group", {"kind": kind, "name": name}, "id")
     if row is not None and not tx.is_whole:
         there = tx.find("fact", {kind: row["id"]}, "topic scope session")
-        for some in in_batches({one["topic"] for one in there}):
-            tx.find("fact_topic", {"id": some})
-        for some in in_batches({one[name] for one in there for name in ("scope", "session")}):
-            tx.find("fact_group", {"id": some})
+        tx.find("fact_topic", {"id": tuple({one["topic"] for one in there})})
+        groups = {one[name] for one in there for name in ("scope", "session")}
+        tx.find("fact_group", {"id": tuple(groups)})
     return row["id"] if row else 0
 
 
 # --- by subject, predicate and time --------------------------------------------------------------
-
-
 def _select(tx: Transaction, query: FactQuery) -> Sequence[Fact]:
     if query.known_at is not None:
         return _known_at(query.known_at, query, tx)
@@ -148,44 +141,35 @@ def _select(tx: Transaction, query: FactQuery) -> Sequence[Fact]:
 
 
 def _about(query: FactQuery, tx: Transaction) -> list[_Term]:
-    group, is_room = _group_of(query.view, tx), query.view.room is not None
-    names: dict[str, str] = {}
-    if query.subject is not None:
-        names["subject"] = form(query.subject)
-    if query.predicate is not None:
-        names["predicate"] = predicate_form(query.predicate)
-    is_current = not (query.at or query.known_at or query.with_history)
+    group = _group_of(query.view, tx)
+    asked = (("subject", query.subject, form), ("predicate", query.predicate, predicate_form))
+    names = {name: to_form(text) for name, text, to_form in asked if text is not None}
+    is_current = not any((query.at, query.known_at, query.with_history))
+    theirs: _Term = (f"{_owner_column(query.view)} = ?", (group,))
     if is_current and [*names] == ["subject"]:
-        return [(f"{_theirs(query.view)} AND f.about = ?", (group, names["subject"]))]
-    if names or is_room:
-        return _of_topics(group, names, is_room=is_room)
-    if not is_current:
-        return [("f.place >= ? AND f.place < ?", _range(group))]
-    return [("f.scope = ?", (group,))]
-
-
-def _theirs(view: FactView) -> str:
-    return "f.scope = ?" if view.room is None else "f.session = ?"
-
-
-def _of_topics(group: int, names: Mapping[str, str], *, is_room: bool) -> list[_Term]:
-    if is_room:
+        return [theirs, ("f.about = ?", (names["subject"],))]
+    if query.view.room is not None:
         topic = "(SELECT {} FROM fact_topic WHERE id = f.topic) = ?"
-        its = {topic.format(name): (value,) for name, value in names.items()}
-        return [("f.session = ?", (group,)), *its.items()]
-    where = " AND ".join(f"{name} = ?" for name in ("scope", *names))
-    topics = f"f.topic IN (SELECT id FROM fact_topic WHERE {where})"
-    return [(topics, (group, *names.values()))]
+        return [theirs, *((topic.format(name), (value,)) for name, value in names.items())]
+    if names:
+        where = "".join(f" AND {name} = ?" for name in names)
+        topics = f"f.topic IN (SELECT id FROM fact_topic WHERE scope = ?{where})"
+        return [(topics, (group, *names.values()))]
+    return [theirs] if is_current else [("f.place >= ? AND f.place < ?", _range(group))]
+
+
+def _owner_column(view: FactView) -> str:
+    return "f.scope" if view.room is None else "f.session"
 
 
 def _range(group: int) -> tuple[int, int]:
     return place_of(group, 0), place_of(group + 1, 0)
 
 
-def _topics_of(query: FactQuery, tx: Transaction) -> list[tuple[int, ...]]:
-    """The topics in batches. Raises QueryRefused if they have too many claims."""
-    topics = [*in_batches(_column(_about(query, tx), "", (), tx, "DISTINCT f.topic"))]
-    if sum(tx.count("fact_claim", {"topic": some}) for some in topics) > MOST_WEIGHED:
+def _topics_of(query: FactQuery, tx: Transaction) -> tuple[int, ...]:
+    """Raises QueryRefused if the topics have too many claims."""
+    topics = tuple(_column(_about(query, tx), "", (), tx, "DISTINCT f.topic"))
+    if tx.count("fact_claim", {"topic": topics}) > MOST_WEIGHED:
         raise QueryRefused(
             f"more than {MOST_WEIGHED:,} claims would have to be compared for that time: name a subject "
             "with fewer claims"
@@ -194,9 +178,8 @@ def _topics_of(query: FactQuery, tx: Transaction) -> list[tuple[int, ...]]:
 
 
 def _known_at(then: datetime, query: FactQuery, tx: Transaction) -> Sequence[Fact]:
-    """The facts by the claims that were known at that time."""
-    every = [row for some in _topics_of(query, tx) for row in facts_in({"topic": some}, tx)]
-    rows = {row.place: row for row in every}
+    """Returns the facts by the claims that were known at that time."""
+    rows = {row.place: row for row in facts_in({"topic": _topics_of(query, tx)}, tx)}
     before = {row.fact.id: row.fact for row in rows.values()}
     facts = [
         belief.fact
@@ -219,8 +202,6 @@ def _claims_by_topic(
 
 
 # --- by words and names --------------------------------------------------------------------------
-
-
 def _matching(view: FactView, words: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
     """Searches all words in one statement, within the places of the scope, so that other facts cost
     nothing."""
@@ -248,10 +229,10 @@ def _matching(view: FactView, words: Sequence[str], limit: int, tx: Transaction)
 
 
 def _around(view: FactView, forms: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
-    group, theirs = _group_of(view, tx), _theirs(view)
+    group, column = _group_of(view, tx), _owner_column(view)
     found: set[int] = set()
     for name, end in product(forms, ("about", "form")):
-        terms: Sequence[_Term] = [(f"{theirs} AND f.{end} = ?", (group, name)), _IS_CURRENT]
+        terms: Sequence[_Term] = [(f"{column} = ? AND f.{end} = ?", (group, name)), _IS_CURRENT]
         found.update(_column(terms, _NEWEST, (limit,), tx))
     rows = sorted(_rows([*found], tx), key=lambda row: by_time(row.fact), reverse=True)
     return _with_sources(rows[:limit], tx)
@@ -321,9 +302,12 @@ class FactBase(StorePart):
 
     async def _has_any(self, view: FactView) -> bool:
         if self._upto is not None:
-            rows = await self._readers.read(partial(_groups, after=self._upto))
-            self._note(*(name for _, name in rows))
-            self._upto = rows[-1][0] if len(rows) == _PAGE else None
+            after, order = {"id >": self._upto}, "id"
+            rows = await self._readers.read(
+                lambda tx: tx.find("fact_group", after, "id name", order=order, limit=_PAGE)
+            )
+            self._note(*(row["name"] for row in rows))
+            self._upto = rows[-1]["id"] if len(rows) == _PAGE else None
         return self.knows(view)
 
     async def facts_matching(
@@ -348,6 +332,6 @@ class FactBase(StorePart):
 
     async def erase_facts(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
         if dry_run:
-            return await self._readers.read(partial(writing.count_of, what=what))
-        erase = partial(writing.erase, what=what, now=now)
+            return await self._readers.read(partial(stored_facts.count_of, what=what))
+        erase = partial(stored_facts.erase, what=what, now=now)
         return await self._writer.write(erase, durable=True)

@@ -27,14 +27,14 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import EPOCH, SessionKey
 from gateway.store.audit import append_event
-from gateway.store.transaction import Fields, Row, Terms, Transaction, in_batches, place_of
+from gateway.store.transaction import Fields, Row, Terms, Transaction, place_of
 
 Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)
 WITH_SOURCE: Terms = {"message_id >=": ""}  # claims with a source
 
 
 def names_of(scope: str, session: str, *messages: str | None) -> Names:
-    """The names by which a statement may be marked as forgotten."""
+    """Returns the names by which a statement may be marked as forgotten."""
     named = [("message", one) for one in messages if one is not None]
     return (*named, ("scope", _digest(scope)), ("session", _digest(session)))
 
@@ -52,7 +52,7 @@ def is_forgotten(names: Names, said_at: datetime, tx: Transaction) -> bool:
 def _forget(names: Names, now: datetime, tx: Transaction) -> None:
     for kind, name in names:
         if tx.value("forgotten", {"kind": kind, "name": name}, "upto", EPOCH) < now:
-            tx.insert("forgotten", {"kind": kind, "name": name, "upto": now}, on_conflict="replace")
+            tx.put("forgotten", {"kind": kind, "name": name, "upto": now})
 
 
 def _digest(name: str) -> str:
@@ -117,23 +117,19 @@ def facts_in(terms: Terms, tx: Transaction, *, index: str = "") -> list[FactRow]
 
 
 def facts_at(places: Sequence[int], tx: Transaction) -> list[FactRow]:
-    """The facts at these places, in this order."""
-    found = {row.place: row for some in in_batches(places) for row in facts_in({"place": some}, tx)}
+    """Returns the facts at these places, in this order."""
+    found = {row.place: row for row in facts_in({"place": tuple(places)}, tx)}
     return [found[place] for place in places]
 
 
 def _names(groups: Iterable[int], tx: Transaction) -> Mapping[int, str]:
-    return {
-        row["id"]: row["name"]
-        for some in in_batches({*groups})
-        for row in tx.find("fact_group", {"id": some}, "id name")
-    }
+    rows = tx.find("fact_group", {"id": tuple({*groups})}, "id name")
+    return {row["id"]: row["name"] for row in rows}
 
 
 def claims_of(facts: Mapping[int, Fact], tx: Transaction) -> list[tuple[int, StoredClaim]]:
-    """The claims of these facts, with their places, in the order of learning."""
-    rows = [row for some in in_batches(facts) for row in tx.find("fact_claim", {"fact": some})]
-    return claims_in(sorted(rows, key=lambda row: row["seq"]), facts, tx)
+    """Returns the claims of these facts, with their places, in the order of learning."""
+    return claims_in(tx.find("fact_claim", {"fact": tuple(facts)}, order="seq"), facts, tx)
 
 
 def claims_in(
@@ -147,7 +143,7 @@ def claims_in(
 
 
 def _claim_of(row: Row, key: SessionKey, fact: Fact) -> StoredClaim:
-    """One claim of this fact."""
+    """Returns one claim of this fact."""
     source = None
     if row["message_id"] is not None:
         source = SaidSource(session_key=key, at=row["said_at"], **_OF_SOURCE.values(row))
@@ -165,7 +161,7 @@ def _claim_of(row: Row, key: SessionKey, fact: Fact) -> StoredClaim:
 
 
 def _as_one(fact: Fact, said_at: datetime | None) -> StoredClaim:
-    """All claims of a fact as one claim, last said at `said_at`."""
+    """Returns all claims of a fact as one claim, last said at `said_at`."""
     what = (fact.subject, fact.predicate, fact.object, fact.functional, fact.valid_from)
     claim = Claim(*what, fact.session_key, fact.entity_type, fact.confidence)
     return StoredClaim(fact.id, claim, fact.learned_at, said_at)
@@ -249,8 +245,8 @@ def _has_claim(terms: Terms, index: str, tx: Transaction) -> bool:
 
 
 def _current(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
-    """The current fact suffices if the claim comes in order and ends nothing. Returns None if more
-    rows are needed."""
+    """Returns the current fact, which suffices if the claim comes in order and ends nothing; None
+    if more rows are needed."""
     ends = _has_claim({"topic": topic}, "ended", tx)
     ends = ends or _has_claim({"topic": topic, "said_at": new.since}, "dated", tx)
     if new.claim.valid_to is not None or ends:
@@ -270,8 +266,8 @@ def _current(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
 
 
 def _near(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
-    """The neighbours in time suffice for a late claim: the facts before and after it, their
-    predecessors, and the successor. Returns None if more rows are needed."""
+    """Returns the neighbours in time, which suffice for a late claim: the facts before and after
+    it, their predecessors, and the successor; None if more rows are needed."""
     covers_period = new.since < new.stated_at or new.claim.valid_to is not None
     if covers_period or any(_has_claim({"topic": topic}, one, tx) for one in ("ended", "dated")):
         return None
@@ -292,8 +288,8 @@ def _near(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
 
 
 def _beside(topic: int, at: tuple[datetime, datetime], tx: Transaction) -> list[FactRow]:
-    """The facts of the claims before and after this time, in this order. Empty if a claim has
-    exactly this time, if none is later, or if one is not functional."""
+    """Returns the facts of the claims before and after this time, in this order. Empty if a claim
+    has exactly this time, if none is later, or if one is not functional."""
     upto, after = {"topic": topic, "since,said_at <=": at}, {"topic": topic, "since,said_at >": at}
     earlier = tx.first("fact_claim", upto, f"fact {_TIMES}", order="-since -said_at")
     later = tx.first("fact_claim", after, "fact", order="since said_at")
@@ -308,7 +304,7 @@ _TIMES = "since said_at"
 
 
 def fact_of(claim: str, tx: Transaction) -> list[FactRow]:
-    """The fact of a claim; empty if there is no such claim."""
+    """Returns the fact of a claim; empty if there is no such claim."""
     place = tx.value("fact_claim", {"id": claim}, "fact", None)
     return [] if place is None else facts_in({"place": place}, tx)
 
@@ -411,12 +407,11 @@ def count_of(tx: Transaction, what: Erasure) -> int:
 
 
 def erase(tx: Transaction, what: Erasure, now: datetime) -> int:
-    """Also rewrites the index of words, because its old segments would keep the words."""
+    """Erases facts, and rewrites the index of words, whose old segments would keep the words."""
     rows = facts_in(_erased(what, tx), tx)
     if what.fact_id is not None:
-        said = [
-            one for row in rows for one in tx.find("fact_claim", {"fact": row.place, **WITH_SOURCE})
-        ]
+        places = tuple(row.place for row in rows)
+        said = tx.find("fact_claim", {"fact": places, **WITH_SOURCE}, "message_id")
         names: Names = [("message", one["message_id"]) for one in said]
     else:
         names = [(what.kind, _digest(str(what.scope or what.session_key)))]
@@ -435,8 +430,8 @@ def erase(tx: Transaction, what: Erasure, now: datetime) -> int:
 
 
 def _erased(what: Erasure, tx: Transaction) -> Terms:
-    """The terms for the erased facts. Raises ClaimRefused unless the erasure names exactly one
-    thing."""
+    """Returns the terms for the erased facts. Raises ClaimRefused unless the erasure names exactly
+    one thing."""
     if sum(one is not None for one in (what.fact_id, what.scope, what.session_key)) != 1:
         raise ClaimRefused("nothing was erased: name one fact, one scope or one session")
     if what.fact_id is not None:
@@ -452,10 +447,9 @@ def _number(kind: str, name: str, tx: Transaction) -> int | None:
 
 def _remove_facts(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> None:
     gone, ids = {row.place for row in rows}, [row.fact.id for row in rows]
-    before = [row for some in in_batches(ids) for row in facts_in({"superseded_by": some}, tx)]
+    before = facts_in({"superseded_by": tuple(ids)}, tx)
     emptied = _emptied(rows, tx)
-    for some in in_batches(gone):
-        tx.delete("fact_claim", {"fact": some})
+    tx.delete("fact_claim", {"fact": tuple(gone)})
     _drop(rows, tx)
     _end([row for row in before if row.place not in gone], now, tx)
     for table, number in emptied:
@@ -463,12 +457,9 @@ def _remove_facts(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> No
 
 
 def _emptied(rows: Sequence[FactRow], tx: Transaction) -> list[tuple[str, int]]:
-    """The topics and groups, by table, that are empty without these facts."""
-    said = [
-        one["session"]
-        for some in in_batches([row.place for row in rows])
-        for one in tx.find("fact_claim", {"fact": some}, "session")
-    ]
+    """Returns the topics and groups, by table, that are empty without these facts."""
+    places = tuple(row.place for row in rows)
+    said = [one["session"] for one in tx.find("fact_claim", {"fact": places}, "session")]
     topics, scopes = Counter(row.topic for row in rows), Counter(row.scope for row in rows)
     sessions, claimed = Counter(row.session for row in rows), Counter(said)
     found = [

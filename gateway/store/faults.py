@@ -43,7 +43,7 @@ _OF_A_WRITE = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCA
 
 
 def code_of(error: sqlite3.Error) -> int:
-    """The primary result code; 0 for an error of the Python module."""
+    """Returns the primary result code; 0 for an error of the Python module."""
     return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
 
 
@@ -57,9 +57,9 @@ def is_io_error(error: sqlite3.Error) -> bool:
 
 
 def lack_of_room(error: sqlite3.Error, where: str, size: int = 0) -> str | None:
-    """The sentence for a write that failed because the disk or a limit is full; None for other
-    failures. SQLite reports a limit as an I/O error, so this writes a probe of at least `size`
-    bytes beside the database."""
+    """Returns the sentence for a write that failed because the disk or a limit is full; None for
+    other failures. SQLite reports a limit as an I/O error, so this writes a probe of at least
+    `size` bytes beside the database."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code_of(error) != sqlite3.SQLITE_FULL and not _is_full(error) and code not in _OF_A_WRITE:
         return None
@@ -72,7 +72,8 @@ def lack_of_room(error: sqlite3.Error, where: str, size: int = 0) -> str | None:
 
 
 def _fault_of_growing(path: Path, size: int) -> int | None:
-    """The error number of a write behind the end of the database or its log; None if it succeeds."""
+    """Returns the error number of a write behind the end of the database or its log; None if it
+    succeeds."""
     probe = path.with_name("store.probe")
     try:
         sizes = [one.stat().st_size for one in (path, Path(f"{path}-wal")) if one.exists()]
@@ -101,8 +102,8 @@ def unavailable(error: sqlite3.Error, where: str) -> StoreUnavailable:
 
 
 def opening_error(error: sqlite3.Error, where: str) -> GatewayError:
-    """StoreRefused for damage and old libraries; StoreUnavailable for faults that an operator can
-    fix."""
+    """Returns StoreRefused for damage and old libraries, StoreUnavailable for faults that an
+    operator can fix."""
     if code_of(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}:
         return StoreRefused(damaged(where, error))
     return unavailable(error, where)

@@ -25,12 +25,12 @@ from gateway.store.transaction import (
     count_nodes,
     require_session,
 )
-from gateway.store.writer import StorePart, reading, writing
+from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 
 # --- the journals of runs, and their state and notices for later runs ----------------------------
 def add_part(tx: Transaction, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
-    tx.insert("journal", {"run_id": run_id, "part": part, "data": pack()}, on_conflict="replace")
+    tx.put("journal", {"run_id": run_id, "part": part, "data": pack()})
 
 
 def forgive_attempt(tx: Transaction, run_id: RunId) -> None:
@@ -51,7 +51,7 @@ def _rule_state(tx: Transaction, key: SessionKey) -> str | None:
 def free_notices(
     tx: Transaction, person: str, key: SessionKey, run_id: RunId, *, now: datetime
 ) -> list[Row]:
-    """The notices that a run may claim or has claimed."""
+    """Returns the notices that a run may claim or has claimed."""
     rows = tx.find("notice", {"agent": key.agent, "person": person}, order="id")
     session = tx.value("session", {"key": key}, "id", 0) if rows else 0
     return [
@@ -74,17 +74,17 @@ def _claim(
 class StoredJournal(StorePart):
     """Implements the port Journal."""
 
-    append = writing(add_part, durable=False)
-    forgive = writing(forgive_attempt, durable=False)
+    append = writing(add_part)
+    forgive = writing(forgive_attempt)
     read = reading(_parts)
     rule_state = reading(_rule_state)
     _free = reading(free_notices)
-    _claim = writing(_claim, durable=False)
+    _claim = writing(_claim)
 
     async def claim_notices(
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
     ) -> Sequence[Notice]:
-        """Without notices it writes nothing, and usually reads nothing."""
+        """Writes nothing, and usually reads nothing, if there are no notices."""
         asked = (person, session_key, run_id)
         if not self._state.may_hold_notices or not await self._free(*asked, now=now):
             return ()
@@ -100,7 +100,7 @@ _OF_NOTICE = Fields(
 
 
 def pack_notice(notice: Notice) -> str:
-    """A notice as JSON, without `expires_at`."""
+    """Returns a notice as JSON, without `expires_at`."""
     row = {**_OF_NOTICE.row(notice), "data": dict(notice.data)}
     return to_json(row, fallback=str).decode()
 
@@ -118,9 +118,7 @@ def _leave(ending: Ending, session: SessionRow, tx: Transaction) -> None:
     elif claimed:
         tx.delete("notice", claimed)
     if ending.rule_state is not None:
-        tx.insert(
-            "rule_state", {"session": session.id, "json": ending.rule_state}, on_conflict="replace"
-        )
+        tx.put("rule_state", {"session": session.id, "json": ending.rule_state})
     if ending.posts:
         _post(ending, session, tx)
 
@@ -181,8 +179,8 @@ def _accept(tx: Transaction, entry: NewEntry, *, begin: bool) -> Accepted:
 
 
 def _earlier(entry: NewEntry, tx: Transaction) -> Accepted | None:
-    """The first message with the same (channel, account, platform id). Raises Conflict if its
-    content differs, or if there is none and another message has the run's id."""
+    """Returns the first message with the same (channel, account, platform id). Raises Conflict if
+    its content differs, or if there is none and another message has the run's id."""
     id_, channel, account = entry.platform_id, entry.session_key.channel, entry.session_key.account
     same = {"platform_id": id_, "channel": channel, "account": account}
     row = None if id_ is None else tx.first("run", same)
@@ -247,11 +245,10 @@ def _end_runs(ending: Ending, session: SessionRow, at: int, tx: Transaction) -> 
         if not tx.change("run", is_open, {**end, "has_journal": True}) and run_id == ending.run_id:
             _is_open(run_id, session, tx)
             return False
-    add_part(tx, ending.run_id, ending.part, ending.journal)
-    for one in ending.merged:
-        tx.insert(
-            "journal", {"run_id": one.run_id, "part": 0, "data": one.journal}, on_conflict="replace"
-        )
+    parts = [(ending.run_id, ending.part, ending.journal())]
+    parts += [(one.run_id, 0, one.journal) for one in ending.merged]
+    for run_id, part, data in parts:
+        tx.put("journal", {"run_id": run_id, "part": part, "data": data})
     return True
 
 
@@ -281,8 +278,8 @@ _FRACTION = re.compile(rb'("execution_time_ms":\d+)\.\d+')
 
 
 def find_record(tx: Transaction, run_id: RunId) -> RunRecord | None:
-    # Both queries come before any decision, so that a server answers them at one moment; otherwise
-    # a run that ends meanwhile could look unfinished with its last chunk present.
+    # The two queries come before any decision, so that a server answers them at one moment;
+    # otherwise a run that ends meanwhile could look unfinished with its last chunk present.
     parts, row = _parts(tx, run_id), tx.first("run", {"run_id": run_id})
     if row is None:
         return None
@@ -294,7 +291,7 @@ def find_record(tx: Transaction, run_id: RunId) -> RunRecord | None:
 
 
 def read_history(tx: Transaction, run_id: RunId) -> RunHistory:
-    """All that the store holds of a run. Raises NotFound."""
+    """Returns the record, journal and delivery of a run. Raises NotFound."""
     record = find_record(tx, run_id)
     if record is None:
         raise NotFound(f"run {run_id}")
@@ -316,9 +313,9 @@ def to_entry(row: Row, key: SessionKey) -> Entry:
 class StoredInbox(StorePart):
     """Implements the port Inbox."""
 
-    accept = writing(_accept, durable=True)
-    begin = writing(begin_attempt, durable=False)
-    finish = writing(end_run, durable=True)
+    accept = writing_durably(_accept)
+    begin = writing(begin_attempt)
+    finish = writing_durably(end_run)
     unfinished = reading(_unfinished)
     find_run = reading(find_record)
     run_history = reading(read_history)

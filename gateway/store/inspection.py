@@ -45,9 +45,9 @@ def require_library() -> None:
 
 
 def check_database(path: Path, *, is_thorough: bool = False) -> Progress:
-    """The progress of a database; zero if there is none. Raises StoreRefused if it must not be used
-    as it is. Read-only: when a writing connection closes, SQLite truncates a damaged log that the
-    operator may still want."""
+    """Returns the progress of a database; zero if there is none. Raises StoreRefused if it must not
+    be used as it is. Read-only: when a writing connection closes, SQLite truncates a damaged log
+    that the operator may still want."""
     require_library()
     if not path.exists() or path.stat().st_size == 0:
         return Progress()
@@ -82,7 +82,8 @@ def read_once(path: Path, query: Callable[[Transaction], T]) -> T:
 
 
 def _require_header(path: Path) -> None:
-    """With a flipped bit here, SQLite takes the file for one of the future and calls it read-only."""
+    """Raises StoreRefused for a damaged header. SQLite takes it for one of a newer format and opens
+    the file read-only."""
     with file_faults(str(path)), path.open("rb") as file:
         header = file.read(20)
     if not header.startswith(b"SQLite format 3\0") or header[18:20] not in {b"\1\1", b"\2\2"}:

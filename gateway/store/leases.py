@@ -42,7 +42,7 @@ _FIRST = """{
 _FORGET = "DELETE member WHERE seen_at < time::now() - 1d RETURN NONE"
 _SEEN = """UPSERT $member SET seen_at = time::now(), expires_at = time::now() + $ttl, alone = $alone,
     ready = $ready, config = $config, leaving = $leaving RETURN NONE"""
-# Both of two joining nodes change the counter, so the second has to repeat the statement.
+# Two joining nodes change the same counter, so the second has to repeat the statement.
 _JOIN = f"""{{
   LET $others = (SELECT VALUE id FROM member
     WHERE id != $member AND expires_at > time::now() AND (alone OR $alone));
@@ -134,13 +134,14 @@ class SurrealLeases:
         await self._commit(_BURY, {"member": RecordID("member", node), "me": node})
 
     async def alive(self, late_s: float) -> set[str]:
-        """The nodes that expired less than `late_s` ago, or not at all: they may only be slow."""
+        """Returns the nodes that expired less than `late_s` ago, or not at all: they may only be
+        slow."""
         late = {"late": timedelta(seconds=late_s)}
         [found] = await self._connection.query(_ALIVE, late, deadline_s=self._deadline_s)
         return {one.id for one in found}
 
     async def key(self) -> bytes:
-        """A secret that only readers of the store know."""
+        """Returns a secret that only readers of the store know."""
         [found] = await self._connection.query(_KEY, deadline_s=self._deadline_s)
         return bytes.fromhex(found or "")
 

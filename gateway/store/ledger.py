@@ -6,15 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from heapq import nlargest
 from operator import attrgetter, itemgetter
 
 import anyio
 
-from gateway.domain.agents import OWN_CHANNELS, speaker_in
+from gateway.domain.agents import speaker_in
 from gateway.domain.budgets import (
-    OPERATORS,
     SCOPE_KINDS,
     USAGE,
     Amount,
@@ -45,7 +44,7 @@ from gateway.domain.events import AuditEvent
 from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
 from gateway.store.audit import append_event
 from gateway.store.tokens import note_change
-from gateway.store.transaction import Fields, Row, Transaction, without_none
+from gateway.store.transaction import Fields, Row, Transaction, keep_newest, without_none
 from gateway.store.writer import Engine, Operation, StorePart, T, reading
 
 log = logging.getLogger(__name__)
@@ -204,7 +203,7 @@ class LedgerBase(StorePart, ABC):
         return tallies
 
     def _to_warn_of(self, tallies: list[Tally], day: str, due: Due) -> list[Tally]:
-        """The tallies that have come near a limit without a warning so far."""
+        """Returns the tallies that have come near a limit without a warning so far."""
         return [
             replace(tally, warned=limit)
             for tally in self._with_raises(tallies, day)
@@ -321,7 +320,7 @@ class StoredLedger(LedgerBase):
             self._timer = asyncio.get_running_loop().call_later(TEND_S, self.tend)
 
     def _accounts_of(self, call: Reservation) -> list[_Account]:
-        """The accounts of its scopes that are in memory."""
+        """Returns the accounts of its scopes that are in memory."""
         known = self._accounts
         scopes = scopes_of(call.payer.session_key, call.day)
         return [known[scope] for scope in scopes if scope in known]
@@ -349,8 +348,7 @@ class StoredLedger(LedgerBase):
                 if not account.known.is_set() and self._accounts.get(account.scope) is account:
                     del self._accounts[account.scope]
                 account.known.set()
-        while len(self._accounts) > _KNOWN:
-            del self._accounts[next(iter(self._accounts))]
+        keep_newest(self._accounts, _KNOWN)
 
     def _calls_in(self, scope: Scope) -> list[Reservation]:
         return [one for one in self._open.values() if _is_in(scope, one)]
@@ -427,8 +425,8 @@ class StoredLedger(LedgerBase):
         return True
 
     def _spare_except(self, part: _Slice) -> dict[_Slice, Amount]:
-        """The unused amounts of the other slices."""
-        others = [one for one in self._kept.values() if one is not part]
+        """Returns the unused amounts of the other slices."""
+        others = (one for one in self._kept.values() if one is not part)
         return {one: one.amount - one.held for one in others if one.amount != one.held}
 
     def _resize(self, part: _Slice, amount: Amount) -> None:
@@ -555,7 +553,7 @@ def _raise(
     if raised[scope] > MOST_RAISED:
         raise Conflict(f"{scope} would be raised by more than {MOST_RAISED} tokens today")
     row = {"day": day, "scope": scope, "tokens": raised[scope]}
-    tx.insert("budget_raise", row, on_conflict="replace")
+    tx.put("budget_raise", row)
     note_change(tx)
     detail = {"scope": scope, "by": tokens, "raised_by": raised[scope], "until": until.isoformat()}
     append_event(tx, replace(event, detail=detail))
@@ -570,7 +568,8 @@ MOST_RAISED = 2**53
 
 
 def tallies_of(tx: Transaction, scopes: Iterable[Scope]) -> list[Tally]:
-    """The tallies by the counters. Only nodes that share a store keep reservations in counters."""
+    """Returns the tallies by the counters. Only nodes that share a store keep reservations in
+    counters."""
     found = list[Tally]()
     for scope in scopes:
         row = tx.first("spend", counter_of(scope))
@@ -584,7 +583,7 @@ def tallies_of(tx: Transaction, scopes: Iterable[Scope]) -> list[Tally]:
 
 
 def counter_of(scope: Scope) -> Mapping[str, str]:
-    """The key of the counter. The session's counter serves its token there too."""
+    """Returns the key of the counter. The session's counter serves its token there too."""
     return {"kind": "session" if scope.kind == "token_session" else scope.kind, "name": scope.name}
 
 
@@ -595,11 +594,11 @@ def held_row(call: Reservation, held: Amount) -> Row:
     return {**_OF_CALL.row(call), **paid_by, **amounts}
 
 
-def counters_of(call: Reservation, day: str) -> Sequence[Mapping[str, str]]:
-    """The keys of all counters of a call, each once: the session's counter is also that of its
-    token."""
-    scopes = scopes_of(call.payer.session_key, day)
-    return [counter_of(one) for one in scopes if one.kind != "token_session"]
+@lru_cache(maxsize=1024)
+def counters_of(key: SessionKey, day: str) -> Sequence[Mapping[str, str]]:
+    """Returns the keys of all counters of a call, each once: the session's counter is also that of
+    its token."""
+    return [counter_of(one) for one in scopes_of(key, day) if one.kind != "token_session"]
 
 
 def release_held(tx: Transaction, row: Row) -> None:
@@ -607,8 +606,14 @@ def release_held(tx: Transaction, row: Row) -> None:
     if not row["node"]:
         return
     back = {"held_tokens +": -row["held_tokens"], "held_nano_usd +": -row["held_nano_usd"]}
-    for counter in counters_of(to_reservation(row), row["day"]):
+    for counter in counters_of(row["session"], row["day"]):
         tx.change("spend", counter, back)
+
+
+def hold_in(tx: Transaction, counters: Sequence[Mapping[str, str]], row: Row) -> None:
+    """Adds the amounts of a reservation to these counters."""
+    amounts = {name: row[name] for name in ("held_tokens", "held_nano_usd")}
+    tx.add("spend", [{**one, **amounts, "since": row["at"]} for one in counters], amounts)
 
 
 def _clear_nodes(tx: Transaction) -> None:
@@ -624,7 +629,7 @@ def _save(tx: Transaction, rows: Sequence[_Saved]) -> None:
         if left is None:
             tx.delete("reservation", {"id": row.id})
             continue
-        tx.insert("reservation", held_row(row, left), on_conflict="replace")
+        tx.put("reservation", held_row(row, left))
         tx.insert("spend", {"kind": "day", "name": row.day, "since": row.at}, on_conflict="keep")
 
 
@@ -641,9 +646,8 @@ def record_call(
     rows: Sequence[_Saved],
     warned: Sequence[Tally],
 ) -> None:
-    agent, day = record.session_key.agent, call.day
-    model, made = f"{record.provider}/{record.model}", (agent, record.provider, record.model)
-    names: tuple[str, ...] = (str(record.session_key), agent, day, day[:7], model)
+    key, model = record.session_key, {"kind": "model", "name": f"{record.provider}/{record.model}"}
+    series = (key.agent, record.provider, record.model)
     sums = {
         "calls": 1,
         "priced": record.pricing != "unpriced",
@@ -651,20 +655,16 @@ def record_call(
         "output_tokens": record.output_tokens,
         "nano_usd": record.nano_usd,
     }
-    since, counted = (call.at - EPOCH) // MICROSECOND, list[Row]()
-    if record.session_key.channel in OWN_CHANNELS and record.session_key.account not in OPERATORS:
-        account = record.session_key.account
-        names += (f"{day} {account}", f"{day[:7]} {account}")
-    for kind, name in zip(_COUNTED, names, strict=False):
-        counted.append({"kind": kind, "name": name, **sums, "since": since})
-    tx.add("spend", counted, sums)
+    since = (call.at - EPOCH) // MICROSECOND
+    counters = [*counters_of(key, call.day), model]
+    tx.add("spend", [{**one, **sums, "since": since} for one in counters], sums)
     is_overrun = record.outcome == "overrun"  # the table's check knows the first four outcomes
     row = {
         **_OF_RECORD.row(record),
         "at": (record.at - EPOCH) // MICROSECOND,
-        "series": tx.series.get(made) or tx.series_of(*made),
-        "session": names[0],
-        "day": day,
+        "series": tx.series.get(series) or tx.series_of(*series),
+        "session": key,
+        "day": call.day,
         "outcome": "broken" if is_overrun else record.outcome,
         "overran": is_overrun,
     }
@@ -691,39 +691,26 @@ def resync_days(
         tx.delete("spend", {"kind": f"token_{kind}", "name >": f"{name}~"})
     tx.delete("budget_raise", {"day >": day})
     for row in tx.find("reservation", {"day >": day}):
-        _move(tx, row, day)
+        tx.change("reservation", {"id": row["id"]}, {"day": day})
+        if row["node"]:
+            known = counters_of(row["session"], row["day"])
+            moved = [one for one in counters_of(row["session"], day) if one not in known]
+            hold_in(tx, moved, row)
     return Resync(day, was, len(late))
 
 
 def _count_again(tx: Transaction, row: Row, day: str, now: datetime) -> None:
     """Counts a record in this day and month if it was counted in a later one."""
-    key, counters = row["session"], list[tuple[str, str]]()
-    if day_of(row["at"]) == day:
-        counters.append(("day", day))
+    kinds = {"day", "token_day"} if day_of(row["at"]) == day else set()
     if row["day"][:7] > day[:7]:
-        counters.append(("month", day[:7]))
-    if key.channel in OWN_CHANNELS and key.account not in OPERATORS:
-        counters += [(f"token_{kind}", f"{name} {key.account}") for kind, name in counters]
+        kinds |= {"month", "token_month"}
     sums = {"calls": 1, "priced": row["pricing"] != "unpriced", **{one: row[one] for one in _SUMS}}
-    for kind, name in counters:
-        tx.add("spend", [{"kind": kind, "name": name, "since": now, **sums}], sums)
-
-
-def _move(tx: Transaction, row: Row, day: str) -> None:
-    """Moves a reservation from a later day to this one."""
-    tx.change("reservation", {"id": row["id"]}, {"day": day})
-    if not row["node"]:
-        return
-    call, held = to_reservation(row), {name: row[name] for name in ("held_tokens", "held_nano_usd")}
-    known = counters_of(call, row["day"])
-    moved = [one for one in counters_of(call, day) if one not in known]
-    tx.add("spend", [{**one, **held, "since": row["at"]} for one in moved], held)
+    for one in counters_of(row["session"], day):
+        if one["kind"] in kinds:
+            tx.add("spend", [{**one, **sums, "since": now}], sums)
 
 
 def to_reservation(row: Row) -> Reservation:
     held = Amount(row["held_tokens"], row["held_nano_usd"])
     payer = Payer(row["session"], row["run_id"], row["person"])
     return Reservation(payer=payer, held=held, **_OF_CALL.values(row))
-
-
-_COUNTED = ("session", "agent", "day", "month", "model", "token_day", "token_month")

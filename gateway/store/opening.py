@@ -55,11 +55,11 @@ def locked(data_dir: Path) -> Iterator[Owner | None]:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if not _try_lock(lock):
-            owner = _parsed(path)
+            owner = _parse_owner(path)
             where = f" ({owner.url})" if owner and owner.url else ""
             who = f"process {owner.pid}{where}" if owner else "another process"
             raise DataDirInUse(str(data_dir), who)
-        last = _parsed(path)
+        last = _parse_owner(path)
         # Keeps the node until another one is noted: this process may end before.
         kept = (last.node, last.place) if last else ("", "")
         _write_owner(lock, Owner(os.getpid(), None, *kept), str(path))
@@ -95,7 +95,7 @@ def _place(lock: Path) -> str:
     return ""
 
 
-def _parsed(path: Path) -> Owner | None:
+def _parse_owner(path: Path) -> Owner | None:
     try:
         facts = json.loads(path.read_bytes())
         more = (facts.get("node", ""), facts.get("place", ""))
@@ -105,7 +105,7 @@ def _parsed(path: Path) -> Owner | None:
 
 
 def read_owner(data_dir: Path) -> Owner | None:
-    """The process that holds the directory now; None if it is not locked."""
+    """Returns the process that holds the directory now; None if it is not locked."""
     path = data_dir / LOCK
     try:
         lock = os.open(path, os.O_RDONLY)
@@ -114,38 +114,36 @@ def read_owner(data_dir: Path) -> Owner | None:
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _parsed(path)
+        return _parse_owner(path)
     else:
         return None
     finally:
         os.close(lock)
 
 
-def write_address(data_dir: Path, url: str) -> None:
-    """Must be called by the process that holds the lock."""
-    _note(data_dir, url=url)
-
-
-def _note(data_dir: Path, **what: Any) -> None:
+def write_owner(data_dir: Path, **facts: Any) -> None:
+    """Adds facts to the lock. Must be called by the process that holds it."""
     path = data_dir / LOCK
     with file_faults(str(path)):
         lock = os.open(path, os.O_RDWR)
     try:
-        _write_owner(lock, replace(_parsed(path) or Owner(os.getpid()), **what), str(path))
+        _write_owner(lock, replace(_parse_owner(path) or Owner(os.getpid()), **facts), str(path))
     finally:
         os.close(lock)
 
 
 async def note_owner(data_dir: Path, url: str) -> None:
     """Writes the address of this gateway beside its pid, for the command line."""
-    await to_thread.run_sync(write_address, data_dir, url)
+    await to_thread.run_sync(lambda: write_owner(data_dir, url=url))
 
 
 async def note_node(data_dir: Path, node: str) -> None:
     """Writes the node of this gateway in a shared store, so that the next owner of the lock knows
     that this node has ended."""
 
-    await to_thread.run_sync(lambda: _note(data_dir, node=node, place=_place(data_dir / LOCK)))
+    await to_thread.run_sync(
+        lambda: write_owner(data_dir, node=node, place=_place(data_dir / LOCK))
+    )
 
 
 # --- the store -----------------------------------------------------------------------------------
@@ -183,7 +181,7 @@ async def open_store(
 
 @contextlib.asynccontextmanager
 async def open_memory(clock: Clock) -> AsyncIterator[Stores]:
-    """A store of its own that exists until the context ends."""
+    """Yields a store of its own that exists until the context ends."""
     folder = Path(await to_thread.run_sync(lambda: tempfile.mkdtemp(prefix="exogate-")))
     async with _open_temporary(folder, clock) as stores:
         yield stores
@@ -193,7 +191,7 @@ async def open_memory(clock: Clock) -> AsyncIterator[Stores]:
 async def _open_temporary(
     folder: Path, clock: Clock, on_commit: OnCommit | None = None
 ) -> AsyncIterator[Stores]:
-    """A store in files without fsync that are deleted at the end."""
+    """Yields a store in files without fsync that are deleted at the end."""
     try:
         await to_thread.run_sync(make_private, folder)
         async with open_sqlite(folder, clock=clock, durable=False, on_commit=on_commit) as stores:
@@ -232,14 +230,14 @@ async def own_data_dir(data_dir: Path) -> AsyncIterator[str | None]:
     """Locks the directory, and yields the node of its previous process, which has ended."""
     with contextlib.ExitStack() as held:
 
-        def take() -> str | None:
+        def lock() -> str | None:
             _require_restored(data_dir)
             make_private(data_dir)
             last = held.enter_context(locked(data_dir))
             is_ours = last is not None and last.place == _place(data_dir / LOCK)
             return last.node or None if last and is_ours else None
 
-        ended = await to_thread.run_sync(take)
+        ended = await to_thread.run_sync(lock)
         try:
             yield ended
         finally:

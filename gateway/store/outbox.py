@@ -7,8 +7,8 @@ from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState
-from gateway.store.transaction import Fields, Row, Terms, Transaction, in_batches, without_none
-from gateway.store.writer import StorePart, reading, writing
+from gateway.store.transaction import Fields, Row, Terms, Transaction, without_none
+from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 NO_CHANNEL = "there is no channel of this name and account any more"
 ERASED = "erased"
@@ -42,14 +42,14 @@ def _deliveries(rows: Sequence[Row], tx: Transaction) -> Sequence[Delivery]:
 
 
 def _due(tx: Transaction, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
-    """The oldest open delivery of each session, and every delivery without a session. Reads each
-    waiting row once, and only the returned ones whole."""
+    """Returns the oldest open delivery of each session, and every delivery without a session. Reads
+    each waiting row once, and only the returned ones whole."""
     waiting: Terms = {"channel": channel, "due_at <=": now}
     rows = tx.find("delivery", waiting, "id delivery_id session", order="id", index="due")
     oldest: dict[int, int] = {}
-    for some in in_batches({row["session"] for row in rows} - {None}):
-        for one in tx.find("delivery", {"session": some}, "id session", index="open"):
-            oldest[one["session"]] = min(one["id"], oldest.get(one["session"], one["id"]))
+    sessions = {"session": tuple({row["session"] for row in rows} - {None})}
+    for one in tx.find("delivery", sessions, "id session", index="open"):
+        oldest[one["session"]] = min(one["id"], oldest.get(one["session"], one["id"]))
     due = [row for row in rows if oldest.get(row["session"], row["id"]) == row["id"]]
     first = tuple(row["delivery_id"] for row in due[: max(0, limit)])
     return _deliveries(tx.find("delivery", {"delivery_id": first}, order="id"), tx)
@@ -141,11 +141,9 @@ def _settle(  # noqa: PLR0913  # as the port has it
 def _strand(tx: Transaction, accounts: Collection[tuple[str, str]], *, at: datetime) -> int:
     rows = tx.find("delivery", {}, "id channel account", index="due")
     known = set(accounts)
-    stranded = {one["id"] for one in rows if (one["channel"], one["account"]) not in known}
-    for some in in_batches(stranded):
-        tx.change("delivery", {"id": some, "settled_at": None}, {"settled_at": at})
-        tx.change("delivery", {"id": some}, {"state": "failed", "why": NO_CHANNEL})
-    return len(stranded)
+    ids = tuple(one["id"] for one in rows if (one["channel"], one["account"]) not in known)
+    tx.change("delivery", {"id": ids, "settled_at": None}, {"settled_at": at})
+    return tx.change("delivery", {"id": ids}, {"state": "failed", "why": NO_CHANNEL})
 
 
 def _dead_letter(tx: Transaction, delivery_id: str) -> Row:
@@ -175,9 +173,9 @@ class StoredOutbox(StorePart):
     interrupted = reading(_interrupted)
     dead_letters = reading(_dead_letters)
     tally = reading(_tally)
-    sending = writing(_sending, durable=True)
-    arrived = writing(_arrived, durable=False)
-    settle = writing(_settle, durable=False)
-    strand = writing(_strand, durable=True)
-    resubmit = writing(_resubmit, durable=True)
-    drop = writing(_drop, durable=True)
+    sending = writing_durably(_sending)
+    arrived = writing(_arrived)
+    settle = writing(_settle)
+    strand = writing_durably(_strand)
+    resubmit = writing_durably(_resubmit)
+    drop = writing_durably(_drop)

@@ -1,30 +1,16 @@
-"""Values of plugins and settings of users."""
+"""Values of plugins, and whole results of tools, packed in the threads of the store."""
 
 import re
+import zlib
 from collections.abc import Sequence
+from datetime import datetime
 
+from gateway.domain.agents import Original
 from gateway.domain.errors import Denied
+from gateway.domain.ids import SessionKey
 from gateway.domain.ports import PluginSpace
-from gateway.store.transaction import Row, Transaction
+from gateway.store.transaction import Fields, Row, Transaction
 from gateway.store.writer import StorePart, reading, writing
-
-
-def read_settings(tx: Transaction, user: str) -> str | None:
-    return tx.value("settings", {"user": user}, "json", None)
-
-
-def _write_settings(tx: Transaction, user: str, record: str, *, expected: str | None) -> bool:
-    if expected is None:
-        return tx.insert("settings", {"user": user, "json": record}, on_conflict="keep") > 0
-    return tx.change("settings", {"user": user, "json": expected}, {"json": record}) == 1
-
-
-class StoredSettings(StorePart):
-    """The settings of users; part of the port SessionStore."""
-
-    read_settings = reading(read_settings)
-    write_settings = writing(_write_settings, durable=True)
-
 
 KEY_BYTES = 256
 VALUE_BYTES = 64 * 1024
@@ -35,13 +21,13 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def key_form(text: str) -> bytes:
-    """A key or prefix in the form in which keys are compared. It also encodes what no key can
-    contain: half of a surrogate pair, and the first byte beyond the limit."""
+    """Returns a key or prefix in the form in which keys are compared. It also encodes what no key
+    can contain: half of a surrogate pair, and the first byte beyond the limit."""
     return text[: KEY_BYTES + 1].encode("utf-8", "surrogatepass")
 
 
 def require_kept(key: str, value: str) -> tuple[bytes, bytes]:
-    """Key and value as the store keeps them. Raises Denied."""
+    """Returns key and value as the store keeps them. Raises Denied."""
     if not key or _CONTROL.search(key, 0, KEY_BYTES):
         raise Denied("a store key needs at least one character, and no control characters")
     return _form("a store key", key, KEY_BYTES), _form("a stored value", value, VALUE_BYTES)
@@ -72,7 +58,7 @@ def filled(held: tuple[int, int], key: bytes, value: bytes, old: int | None) -> 
 
 
 def _space(tx: Transaction, space: PluginSpace) -> Row | None:
-    """The row of a space. Names are bytes, so that the database never equates two of them."""
+    """Returns the row of a space. Names are bytes, so that the database never equates two of them."""
     return tx.first("plugin_space", _names(space), "id keys bytes")
 
 
@@ -100,9 +86,7 @@ def _set(tx: Transaction, space: PluginSpace, key: str, value: str) -> None:
         found["id"] = tx.insert("plugin_space", {**_names(space), **counts})
     else:
         tx.change("plugin_space", {"id": found["id"]}, counts)
-    tx.insert(
-        "plugin_value", {"space": found["id"], "key": name, "value": form}, on_conflict="replace"
-    )
+    tx.put("plugin_value", {"space": found["id"], "key": name, "value": form})
 
 
 def _delete(tx: Transaction, space: PluginSpace, key: str) -> None:
@@ -124,11 +108,43 @@ def _list(tx: Transaction, space: PluginSpace, prefix: str) -> Sequence[str]:
     return [bytes(row["key"]).decode() for row in rows]
 
 
-class StoredValues(StorePart):
-    """Part of the port ToolStore. Its writes are not fsynced: they survive the process, and a power
-    loss may lose the last moments."""
+# --- whole results of tools ----------------------------------------------------------------------
+_FAST = 1  # a level of zlib
+_OF_ORIGINAL = Fields("reference run_id tool at")
+
+
+def _forget_originals(tx: Transaction, session_key: SessionKey) -> None:
+    tx.delete("original", {"session": session_key})
+
+
+def sweep_originals(tx: Transaction, before: datetime, limit: int) -> int:
+    """Deletes the oldest originals from before that time. Returns their number."""
+    rows = tx.find("original", {"at <": before}, "id", order="at", limit=limit)
+    return tx.delete("original", {"id": tuple(row["id"] for row in rows)}) if rows else 0
+
+
+def _keep(tx: Transaction, original: Original) -> None:
+    packed = zlib.compress(original.content.encode("utf-8", "surrogatepass"), _FAST)
+    row = {**_OF_ORIGINAL.row(original), "session": original.session_key, "content": packed}
+    tx.insert("original", row, on_conflict="keep")
+
+
+def _read(tx: Transaction, session_key: SessionKey, reference: str) -> Original | None:
+    row = tx.first("original", {"reference": reference, "session": session_key})
+    if row is None:
+        return None
+    content = zlib.decompress(row["content"]).decode("utf-8", "surrogatepass")
+    return Original(session_key=session_key, content=content, **_OF_ORIGINAL.values(row))
+
+
+class StoredTools(StorePart):
+    """Implements the port ToolStore. Its writes are not fsynced: they survive the process, and a
+    power loss may lose the last moments."""
 
     get = reading(_get)
-    set = writing(_set, durable=False)
-    delete = writing(_delete, durable=False)
+    set = writing(_set)
+    delete = writing(_delete)
     list = reading(_list)
+    keep_original = writing(_keep)
+    read_original = reading(_read)
+    forget_originals = writing(_forget_originals)

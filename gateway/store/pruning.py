@@ -8,7 +8,7 @@ Span = tuple[int, int]  # first and last seq
 
 
 def spans_to(tip: int, forks: Sequence[Fork], starts: Sequence[int]) -> Iterator[Span]:
-    """The path to a node, newest first, as far back as forks are known."""
+    """Yields the path to a node, newest first, as far back as forks are known."""
     at: int | None = tip
     while at is not None and (number := bisect_right(starts, at) - 1) >= 0:
         yield starts[number], at
@@ -16,7 +16,7 @@ def spans_to(tip: int, forks: Sequence[Fork], starts: Sequence[int]) -> Iterator
 
 
 def kept_spans(forks: Sequence[Fork], tips: Sequence[int]) -> dict[int, int]:
-    """First and last seq of each span on the path to any of the tips."""
+    """Returns first and last seq of each span on the path to any of the tips."""
     kept: dict[int, int] = {}
     starts = [seq for seq, _ in forks]
     for tip in tips:
@@ -28,8 +28,8 @@ def kept_spans(forks: Sequence[Fork], tips: Sequence[int]) -> dict[int, int]:
 def branches_off(
     forks: Sequence[Fork], head: int, kept: dict[int, int], last: int
 ) -> tuple[list[Span], list[list[Span]]]:
-    """The spans of HEAD's tree, and its branches that are not kept, each with its own branches. The
-    branch that was idle for longest comes first."""
+    """Returns the spans of HEAD's tree, and its branches that are not kept, each with its own
+    branches. The branch that was idle for longest comes first."""
     starts = [seq for seq, _ in forks]
     ends = [*(start - 1 for start in starts[1:]), last]
     roots, tops = _roots_and_tops(forks, starts, kept)
@@ -49,7 +49,7 @@ def branches_off(
 def _roots_and_tops(
     forks: Sequence[Fork], starts: Sequence[int], kept: dict[int, int]
 ) -> tuple[list[int], list[int]]:
-    """For each span the first span of its tree, and the first span of its branch."""
+    """Returns the first span of the tree, and the first span of the branch, of each span."""
     roots: list[int] = []
     tops: list[int] = []
     for number, (start, parent) in enumerate(forks):
@@ -66,8 +66,8 @@ def outdated(
     shown: Callable[[Sequence[Span]], int],
     most: int,
 ) -> list[Span]:
-    """The branches to archive so that the tree has at most `most` nodes. `shown` counts nodes that
-    are not archived yet."""
+    """Returns the branches to archive so that the tree has at most `most` nodes. `shown` counts
+    nodes that are not archived yet."""
     left, gone = shown(tree), list[Span]()
     for branch in branches:
         if left <= most:

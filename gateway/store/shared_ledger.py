@@ -30,13 +30,14 @@ from gateway.store.ledger import (
     LedgerBase,
     counters_of,
     held_row,
+    hold_in,
     not_saved,
     record_call,
     release_held,
     tallies_of,
     to_reservation,
 )
-from gateway.store.transaction import Transaction
+from gateway.store.transaction import Transaction, keep_newest
 from gateway.store.writer import Engine
 
 LASTS_S = 1.0  # a call without a limit is written down if it lasts so long
@@ -203,8 +204,7 @@ class SharedLedger(LedgerBase):
         self._batch = []
         for step in batch:
             step.is_done.set()
-        while len(self._known) > _KNOWN:
-            del self._known[next(iter(self._known))]
+        keep_newest(self._known, _KNOWN)
 
     async def _carry_out(self, batch: Sequence[_Step]) -> None:
         """Commits the steps together. If one breaks a rule, each step is its own commit, so that
@@ -242,7 +242,7 @@ class SharedLedger(LedgerBase):
 
     # --- queries ---------------------------------------------------------------------------------
     async def unsettled(self) -> Sequence[Reservation]:
-        """The reservations of nodes that are gone; this node settles them from now on."""
+        """Returns the reservations of nodes that are gone; this node settles them from now on."""
         alive = await self._alive()
         rows = await self._readers.read(lambda tx: tx.find("reservation", {}, order="id"))
         lost = [to_reservation(row) for row in rows if row["node"] not in alive]
@@ -280,10 +280,9 @@ def _carry_out_all(
 
 
 def _hold(tx: Transaction, call: Reservation, node: str) -> None:
-    tx.insert("reservation", {**held_row(call, call.held), "node": node})
-    amounts = {"held_tokens": call.held.tokens, "held_nano_usd": call.held.nano_usd}
-    rows = [{**one, **amounts, "since": call.at} for one in counters_of(call, call.day)]
-    tx.add("spend", rows, amounts)
+    row = {**held_row(call, call.held), "node": node}
+    tx.insert("reservation", row)
+    hold_in(tx, counters_of(call.payer.session_key, call.day), row)
 
 
 def _end(tx: Transaction, step: _Step, ended: Ended) -> None:

@@ -17,8 +17,8 @@ from gateway.store.inbox import (
     forgive_attempt,
     to_entry,
 )
-from gateway.store.transaction import Row, Transaction, in_batches, require_session
-from gateway.store.writer import StorePart, reading, writing
+from gateway.store.transaction import Row, Transaction, require_session
+from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 # choices per query; a withdrawn choice is kept for that many changes
 MOST_CHOICES = 4_096
@@ -26,18 +26,16 @@ MOST_LENIENT = 10  # attempts; after more, the message itself may stop the nodes
 
 
 def _open_runs(tx: Transaction, partitions: Sequence[int], known: Set[RunId]) -> OpenRuns:
-    rows = list[Row]()
-    for some in in_batches(partitions):
-        terms = {"partition": some, "finished_at": None}
-        rows += tx.find("run", terms, "run_id session stop", index="unfinished")
+    terms = {"partition": tuple(partitions), "finished_at": None}
+    rows = tx.find("run", terms, "run_id session stop", index="unfinished")
     keys = tx.keys_of(row["session"] for row in rows if row["run_id"] not in known)
     stops = {row["run_id"]: row["stop"] for row in rows if row["stop"]}
     return OpenRuns({*keys.values()}, stops, {row["run_id"] for row in rows})
 
 
 def _require(tx: Transaction, tenure: Tenure) -> Row:
-    """The session's row. Raises Fenced if the session has a later owner. The commit also changes
-    the session, so it comes before the later owner's or fails."""
+    """Returns the session's row. Raises Fenced if the session has a later owner. The commit also
+    changes the session, so it comes before the later owner's or fails."""
     require_session(tenure.session_key, tx)
     row = tx.first("session", {"key": tenure.session_key}, "epoch choice")
     if row is None or row["epoch"] != tenure.epoch:
@@ -128,7 +126,7 @@ def _choose(tx: Transaction, key: SessionKey, named: Mapping[str, Any]) -> Sessi
     if choice == before:
         return replace(before, change=number)
     row = {"model": choice.model, "mode": choice.mode, "change": choice.change}
-    tx.insert("choice", {"session": str(key), **row}, on_conflict="replace")
+    tx.put("choice", {"session": str(key), **row})
     tx.change("session", {"key": key}, {"choice": choice.change})  # if the session exists
     tx.delete("choice", {"change": choice.change - MOST_CHOICES, "model": None, "mode": None})
     return choice
@@ -141,11 +139,10 @@ def _choices(tx: Transaction, after: int) -> tuple[int, Mapping[SessionKey, Sess
 
 
 def _states(tx: Transaction, run_ids: Sequence[RunId]) -> Mapping[RunId, RunProgress]:
-    found = dict[RunId, RunProgress]()
-    for some in in_batches(run_ids):
-        for row in tx.find("run", {"run_id": some}, "run_id attempts finished_at"):
-            found[row["run_id"]] = RunProgress(row["attempts"], row["finished_at"] is not None)
-    return found
+    rows = tx.find("run", {"run_id": tuple(run_ids)}, "run_id attempts finished_at")
+    return {
+        row["run_id"]: RunProgress(row["attempts"], row["finished_at"] is not None) for row in rows
+    }
 
 
 def _records(tx: Transaction, run_ids: Sequence[RunId]) -> Sequence[RunRecord]:
@@ -173,17 +170,17 @@ class StoredSharedRuns(StorePart):
     """Implements the port SharedRuns."""
 
     open_runs = reading(_open_runs)
-    open_session = writing(_open_session, durable=True)
-    begin = writing(_begin, durable=False)
-    append = writing(_append, durable=False)
-    forgive = writing(_forgive, durable=False)
-    finish = writing(_finish, durable=True)
-    ask_to_stop = writing(_ask_to_stop, durable=True)
-    ask_session_to_stop = writing(_ask_session_to_stop, durable=True)
+    open_session = writing_durably(_open_session)
+    begin = writing(_begin)
+    append = writing(_append)
+    forgive = writing(_forgive)
+    finish = writing_durably(_finish)
+    ask_to_stop = writing_durably(_ask_to_stop)
+    ask_session_to_stop = writing_durably(_ask_session_to_stop)
     load = reading(_load)
-    choose = writing(_choose, durable=True)
+    choose = writing_durably(_choose)
     choices = reading(_choices)
     states = reading(_states)
     records = reading(_records)
     backlog = reading(_backlog)
-    place_runs = writing(_place_runs, durable=True)
+    place_runs = writing_durably(_place_runs)

@@ -18,15 +18,14 @@ from gateway.domain.ports import Clock, Ledger, Stores
 from gateway.store.audit import StoredAudit
 from gateway.store.channels import StoredChannels
 from gateway.store.conversations import StoredSessions
-from gateway.store.erasure import StoredOriginals, sweep_originals
+from gateway.store.copying import copier
 from gateway.store.fact_search import FactBase
 from gateway.store.faults import file_faults, opening_error
 from gateway.store.inbox import StoredInbox, StoredJournal
 from gateway.store.inspection import check_database, progress_of
 from gateway.store.ledger import StoredLedger
 from gateway.store.outbox import StoredOutbox
-from gateway.store.plugins import StoredValues
-from gateway.store.snapshot import copier
+from gateway.store.plugins import StoredTools, sweep_originals
 from gateway.store.tables import migrate
 from gateway.store.tokens import StoredTokens
 from gateway.store.transaction import Terms, Transaction
@@ -76,8 +75,8 @@ class StoreUpkeep(StorePart):
         super().__init__(engine)
         self._clock, self._ledger, self._copy = clock, ledger, engine.copy
 
-    sweep = writing(_sweep, durable=False)
-    expire = writing(_expire, durable=False)
+    sweep = writing(_sweep)
+    expire = writing(_expire)
 
     async def probe(self) -> None:
         probed = {"probed_at": self._clock.now()}  # without an fsync, which wears out a disk
@@ -149,14 +148,10 @@ class StoredFacts(FactBase, ExtractionQueue, TurnIndex):
     """Implements the port FactStore."""
 
 
-class StoredTools(StoredValues, StoredOriginals):
-    """Implements the port ToolStore."""
-
-
 def stores_over(
     engine: Engine, clock: Clock, *, make_ledger: Callable[[Engine], ClosingLedger] = StoredLedger
 ) -> Stores:
-    """Every port over one engine."""
+    """Returns every port over one engine."""
     ledger = make_ledger(engine)
     return Stores(
         StoredInbox(engine),

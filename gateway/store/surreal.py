@@ -33,12 +33,12 @@ from gateway.domain.facts import FactView, fact_view
 from gateway.domain.ids import EPOCH, RunId, SessionKey
 from gateway.domain.inbox import Accepted, NewEntry
 from gateway.domain.ports import Clock, Stores
+from gateway.store.conversations import read_settings
 from gateway.store.copying import copy_rows, writing_sqlite
 from gateway.store.fact_search import FactBase, groups_of
 from gateway.store.faults import TextRefused, has_no_utf8
 from gateway.store.inbox import StoredInbox, free_notices
 from gateway.store.ledger import StoredLedger
-from gateway.store.plugins import read_settings
 from gateway.store.sharing import StoredSharedRuns
 from gateway.store.sqlite import ClosingLedger, stores_over
 from gateway.store.surreal_connection import (
@@ -49,13 +49,13 @@ from gateway.store.surreal_connection import (
     SurrealConnection,
     TransactionConflict,
 )
-from gateway.store.surreal_reads import Read
 from gateway.store.surreal_rows import SurrealRows
 from gateway.store.surreal_schema import REVISION, upgrade_tables
 from gateway.store.surreal_transaction import (
     REMEMBERED,
     KnownSession,
     LoadedRow,
+    Read,
     Reads,
     RowMemory,
     SurrealCommit,
@@ -63,7 +63,7 @@ from gateway.store.surreal_transaction import (
     loaded_row,
 )
 from gateway.store.tables import Table
-from gateway.store.transaction import Row, Transaction
+from gateway.store.transaction import Row, Transaction, keep_newest
 from gateway.store.turns import ExtractionQueue, LocalTurnIndex
 from gateway.store.writer import OF_ONE, Engine, OnCommit, OperationFailed
 
@@ -169,7 +169,7 @@ class SurrealStore(RowMemory):
         for read, table in missing.items():
             if table is not None:
                 self._prefetched[read] = (until, seen[table.name], reads.answers[read])
-        _cut(self._prefetched)
+        keep_newest(self._prefetched, _KNOWN)
 
     def _use_prefetched(self, missing: Mapping[Read, Table | None], reads: Reads) -> bool:
         """True if some of the missing rows were prefetched."""
@@ -315,8 +315,8 @@ class SurrealStore(RowMemory):
         self.numbers.setdefault(name, []).extend(range(beyond - _NUMBERS, beyond))
 
     async def _try_commit(self, run: _Run, doubts: _Doubts) -> bool:
-        """False if another node changed a row that the operation relied on, or if the commit did
-        not reach the store."""
+        """Returns False if another node changed a row that the operation relied on, or if the
+        commit did not reach the store."""
         if not run.commit.parts:  # its result may be outdated
             return not run.transaction.is_from_memory
         try:
@@ -359,7 +359,7 @@ class SurrealStore(RowMemory):
         for row in run.commit.rows.values():
             self._remember(row)
         for kept in (self.known, self.keys, self.rows):
-            _cut(kept)
+            keep_newest(kept, _KNOWN)
         self.may_hold_notices = self.may_hold_notices or run.transaction.may_hold_notices
         self.series |= run.transaction.series
         for change in run.transaction.later:
@@ -434,12 +434,6 @@ def _all_of(some: Sequence[tuple[Operation[Any], _Failed]], tx: Transaction) -> 
         operation(tx)
 
 
-def _cut(kept: dict[Any, Any]) -> None:
-    """Drops all but the newest entries."""
-    while len(kept) > _KNOWN:
-        del kept[next(iter(kept))]
-
-
 class SharedInbox(StoredInbox):
     """Accepts the messages of a session one after the other: lanes take them in that order."""
 
@@ -471,7 +465,7 @@ class SharedSurrealRuns(StoredSharedRuns):
             partial(free_notices, person=person, key=key, run_id=run_id, now=EPOCH),
             partial(groups_of, theirs),
         )
-        with suppress(StoreUnavailable):  # each query then fails for itself
+        with suppress(StoreUnavailable):  # then each query fails on its own
             await self._store.prefetch(first)
         return begun
 
@@ -499,7 +493,8 @@ async def retry_until_open(
 
 
 class SharedFacts(SurrealFacts):
-    """Other gateways learn facts too, so only a query can tell whether there are any."""
+    """Facts of a store with other gateways. They learn facts too, so only a query can tell whether
+    there are any."""
 
     def knows(self, view: FactView) -> bool:
         return True
@@ -518,8 +513,8 @@ async def open_surreal(
     is_alone: bool = False,
     on_commit: OnCommit | None = None,
 ) -> AsyncIterator[Stores]:
-    """`is_alone`: no other gateway writes there. Raises StoreRefused, and StoreUnavailable if there
-    is no `waiting`."""
+    """Yields the ports of a shared store. `is_alone`: no other gateway writes there. Raises
+    StoreRefused, and StoreUnavailable if there is no `waiting`."""
     async with anyio.create_task_group() as group:
         group.start_soon(connection.run)
         store = SurrealStore(connection, is_alone=is_alone)

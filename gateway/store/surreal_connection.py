@@ -28,12 +28,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.protocol import State
 from websockets.typing import Subprotocol
 
-from gateway.domain.errors import (
-    GatewayError,
-    StoreMisconfigured,
-    StoreRefused,
-    StoreUnavailable,
-)
+from gateway.domain.errors import GatewayError, StoreMisconfigured, StoreRefused, StoreUnavailable
 from gateway.domain.figures import SharedFigures
 from gateway.domain.ids import EPOCH, Secret
 from gateway.store.faults import TextRefused
@@ -56,7 +51,7 @@ _FIRST_REPEAT_S, _LONGEST_REPEAT_S = 0.001, 0.05
 # Tags of SurrealDB's CBOR; cbor2 itself handles UUIDs (37) and the text form of datetimes (0).
 _NONE, _RECORD, _DATETIME, _DURATION = 6, 8, 12, 14
 
-# At debug level the library logs whole frames, and one of them holds the password.
+# The library logs whole frames at debug level, and one of them holds the password.
 _NO_LOG = logging.getLogger(f"{__name__}.frames")
 _NO_LOG.disabled = True
 
@@ -74,8 +69,8 @@ class RecordID:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Without a username the connection does not sign in; only a server without authentication
-    permits that."""
+    """A user of the server. An empty username skips the sign-in, which only a server without
+    authentication permits."""
 
     username: str = ""
     password: Secret = Secret("")
@@ -210,7 +205,7 @@ class SurrealConnection:
             await self.close()
 
     async def close(self) -> None:
-        """Waiting calls raise OutcomeUnknown. A second close does nothing."""
+        """Closes the connection; waiting calls raise OutcomeUnknown. A second close does nothing."""
         socket, self._socket = self._socket, None
         self._why = "the store is closed"
         self._forget_pending()
@@ -226,7 +221,7 @@ class SurrealConnection:
         deadline_s: float | None = None,
         moment: UUID | None = None,
     ) -> list[Any]:
-        """The result of each statement, as of `moment` if given. Raises StatementRefused,
+        """Returns the result of each statement, as of `moment` if given. Raises StatementRefused,
         RecordExists, TransactionConflict or StatementFailed if any statement fails, StoreRefused if
         the user lacks the right, StoreUnavailable if nothing was sent, OutcomeUnknown if no answer
         came, and TextRefused, TypeError or ValueError for values that the server cannot decode."""
@@ -244,7 +239,7 @@ class SurrealConnection:
 
     @contextlib.asynccontextmanager
     async def moment(self) -> AsyncIterator[UUID]:
-        """A snapshot of the database: reads within it do not see later writes."""
+        """Yields a snapshot of the database: reads within it do not see later writes."""
         answer = await self._call("begin")
         if not isinstance(found := answer.get("result"), UUID):
             raise self._refusal("does not keep a moment to read", answer)
@@ -261,7 +256,7 @@ class SurrealConnection:
         deadline_s: float | None = None,
         **more: object,
     ) -> dict[str, Any]:
-        """The answer to a call. Raises StoreUnavailable, OutcomeUnknown."""
+        """Returns the answer to a call. Raises StoreUnavailable, OutcomeUnknown."""
         socket = self._require_ready()
         self._last_id = number = self._last_id + 1
         request = encode({"id": number, "method": method, "params": params, **more})
@@ -284,7 +279,7 @@ class SurrealConnection:
     async def commit(
         self, text: str, params: Params | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
-        """Like `query`, for a text that is one transaction: repeats it after conflicts. Raises
+        """Runs a text that is one transaction, like `query`, and repeats it after conflicts. Raises
         TransactionConflict at the deadline."""
         end = anyio.current_time() + (self._settings.call_s if deadline_s is None else deadline_s)
         pause_s = _FIRST_REPEAT_S
@@ -360,7 +355,7 @@ class SurrealConnection:
         if "error" in answer:
             place = f"database {self._database!r} of namespace {self._namespace!r}"
             raise self._refusal(f"does not open {place}", answer)
-        with contextlib.suppress(TransactionConflict):  # others write too, so the user may
+        with contextlib.suppress(TransactionConflict):  # a conflict proves the right to write
             self._results(await self._ask(socket, "query", _MAY_WRITE))
         await self._require_same(socket)
 
@@ -397,7 +392,8 @@ class SurrealConnection:
         )
 
     def _refusal(self, what: str, answer: dict[str, Any]) -> GatewayError:
-        """The error for a failed sign-in: only an operator can fix some failures; others pass."""
+        """Returns the error for a failed sign-in: only an operator can fix some failures; others
+        pass."""
         error = _fields(answer["error"])
         sentence = f"{self.where} {what} ({self._reason(error)})"
         needs_operator = _kind(error) in {"NotAllowed", "NotFound", "Validation"}
@@ -417,7 +413,7 @@ class SurrealConnection:
             )
 
     async def _ask(self, socket: ClientConnection, method: str, *params: object) -> dict[str, Any]:
-        """One call on a connection that is not shared yet."""
+        """Makes one call on a connection that is not shared yet."""
         self._last_id += 1
         await socket.send(encode({"id": self._last_id, "method": method, "params": params}))
         answer = decode(await socket.recv(decode=False))
@@ -523,7 +519,7 @@ class SurrealConnection:
         return [one.get("result") for one in statements]
 
     def _failure(self, error: dict[str, Any]) -> GatewayError:
-        """The error for a failed request or statement."""
+        """Returns the error for a failed request or statement."""
         kind, reason = _kind(error), self._reason(error)
         detail = _kind(error.get("details"))
         if detail == "TransactionConflict":
@@ -551,7 +547,7 @@ class SurrealConnection:
         return StoreUnavailable(f"{self.where}: the session has expired")
 
     def _reason(self, error: dict[str, Any]) -> str:
-        """The server's message, without the refused value."""
+        """Returns the server's message, without the refused value."""
         message = error.get("message") or error.get("result")
         return self._clean(str(message)).partition(" but found ")[0]
 
@@ -570,7 +566,7 @@ def _kind(value: object) -> str:
 
 
 def _address(url: str) -> tuple[str, str]:
-    """The name of the server for messages, and its address."""
+    """Returns the name of the server for messages, and its address."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -638,7 +634,7 @@ def _tagged(value: Any, depth: int) -> object:
 
 
 def decode(message: bytes) -> dict[str, Any] | None:
-    """A message of the server; None if it is invalid."""
+    """Returns a message of the server; None if it is invalid."""
     try:
         decoded = cbor2.loads(message, tag_hook=_untagged, max_depth=4 * DEEPEST)
     except (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, ArithmeticError):

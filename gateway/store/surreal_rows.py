@@ -66,8 +66,8 @@ class SurrealRows:
             for table in COPIED:
                 if await self._read(f"SELECT id FROM `{table.name}` LIMIT 1"):
                     raise CopyRefused(
-                        f"{self._connection.where} has rows of {table.name}: name an empty database in "
-                        "[store], or remove this one"
+                        f"{self._connection.where} is not empty (it has rows of {table.name}): name an "
+                        "empty database in [store], or remove this one"
                     )
         await self._connection.commit(_BEGUN, {"name": name})
         for one in (*TABLES, "numbers", "taken", "guard"):

@@ -25,7 +25,7 @@ _TYPES |= {"bool": "bool", "real": "float", "blob": "bytes"}
 
 
 def field_of(column: str) -> str:
-    """The field of a column; a record reserves `id` for itself."""
+    """Returns the field of a column; a record reserves `id` for itself."""
     return "own_id" if column == "id" else column
 
 
@@ -54,8 +54,8 @@ def define(table: str, /, **types: str) -> str:
 
 
 def _indexes(table: Table) -> dict[str, Sequence[str]]:
-    """The columns of each index. A partial index covers a field that only its rows have. No index
-    is unique: unique combinations are records of their own, in `taken`."""
+    """Returns the columns of each index. A partial index covers a field that only its rows have. No
+    index is unique: unique combinations are records of their own, in `taken`."""
     found = dict[str, Sequence[str]]()
     for one in table.indexes:
         mark = [f"in_{one.name}"] if f"in_{one.name}" in table.marks else []
@@ -84,7 +84,7 @@ _CONVERTED: Mapping[str, Callable[[Any], object]] = {"bool": bool, "real": float
 
 
 def unique_records(table: Table, row: Row) -> set[RecordID]:
-    """The records that stand for the unique combinations of a row."""
+    """Returns the records that stand for the unique combinations of a row."""
     found = set[RecordID]()
     for name, columns in table.once.items():
         values = tuple(row.get(one) for one in columns)
@@ -107,8 +107,8 @@ _LOOK_S = 0.25
 
 
 async def identify(connection: SurrealConnection) -> Mapping[str, Any]:
-    """The state of the database, which is initialised if it is new. Binds the connection to this
-    database."""
+    """Returns the state of the database, which is initialised if it is new. Binds the connection to
+    this database."""
     if connection.bound is None:
         await connection.commit(_SCHEMA)
         with suppress(RecordExists):
@@ -153,7 +153,7 @@ async def _change(connection: SurrealConnection, version: int) -> None:
 
 
 def _usual(column: Column) -> object:
-    """The default value of a column."""
+    """Returns the default value of a column."""
     text = column.options["="]
     if column.type in {"text", "json"}:
         return text
@@ -161,7 +161,7 @@ def _usual(column: Column) -> object:
 
 
 def rows_in_memory() -> sqlite3.Connection:
-    """Empty tables in memory; triggers note the changed rows."""
+    """Returns empty tables in memory; triggers note the changed rows."""
     db = sqlite3.connect(
         ":memory:", isolation_level=None, check_same_thread=False, cached_statements=1024
     )

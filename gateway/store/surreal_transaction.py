@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from gateway.domain.ids import SessionKey
 from gateway.store.surreal_connection import RecordID
-from gateway.store.surreal_reads import Read, Selection, pinned_by, plain_of
 from gateway.store.surreal_schema import (
     REVISION,
     content_of,
@@ -21,16 +21,134 @@ from gateway.store.surreal_schema import (
     rows_in_memory,
     unique_records,
 )
-from gateway.store.tables import TABLES, Table
-from gateway.store.transaction import (
-    OnConflict,
-    Row,
-    SessionRow,
-    Terms,
-    Transaction,
-    Values,
-)
+from gateway.store.tables import ENCODED, TABLES, Table
+from gateway.store.transaction import OnConflict, Row, SessionRow, Terms, Transaction, Values
 
+# --- queries: the terms of every transaction, as one SELECT each ---------------------------------
+_FEW = 17  # rows of a partial index within a range; with more the whole range is scanned
+
+Read = tuple[str, tuple[object, ...]]  # a statement, whose values are $0, $1, …
+
+
+class Selection:
+    """A SELECT over one table."""
+
+    def __init__(self, table: Table, terms: Terms, index: str) -> None:
+        self._values: list[object] = []
+        self._span = "", ""  # of numbers
+        self._source, rest = self._within(table, dict(terms))
+        conditions = [self._condition(table, name, value) for name, value in rest.items()]
+        self._table = table
+        self._mark = f"in_{index} = true" if f"in_{index}" in table.marks else ""
+        if self._mark:
+            conditions.append(self._mark)
+        self._where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+
+    def _within(self, table: Table, terms: dict[str, object]) -> tuple[str, dict[str, object]]:
+        """Returns the records, or the range of records, that the terms name, and the other terms."""
+        first, several = table.record[0], len(table.record) > 1
+        if all(terms.get(one) is not None for one in table.record):
+            found = records_of(table, [terms.pop(one) for one in table.record])
+            return self._value(found), terms
+        if several and _is_one(terms.get(first)):
+            mark = self._value(terms.pop(first))
+            return f"`{table.name}`:[{mark}, NONE]..=[{mark}, ..]", terms
+        is_number = table.types[first] == "int" and not several
+        low, high = self._span = _bounds(first, terms) if is_number else ("", "")
+        return f"`{table.name}`" + (f":{low}..{high}" if low or high else ""), terms
+
+    def _value(self, value: object) -> str:
+        self._values.append(plain_of(value))
+        return f"${len(self._values) - 1}"
+
+    def _condition(self, table: Table, name: str, value: object) -> str:
+        columns, _, how = name.partition(" ")
+        named = f"`{field_of(columns)}`"
+        if value is None:
+            return f"{named} = NONE"
+        if how == "contains":
+            return f"string::contains({named}, {self._value(value)})"
+        if not _is_one(value):
+            mark = self._value(value)
+            fields = ", ".join(f"`{field_of(one)}`" for one in columns.split(","))
+            return f"[{fields}] {how} {mark}" if how else f"{named} IN {mark}"
+        condition = f"{named} {how or '='} {self._value(value)}"
+        return (
+            f"{named} != NONE AND {condition}" if how and columns in table.optional else condition
+        )
+
+    def rows(self, order: str, limit: int | None) -> Read:
+        by = ", ".join(
+            f"`{field_of(one[1:])}` DESC" if one[0] == "-" else f"`{field_of(one)}`"
+            for one in order.split()
+        )
+        sorted_ = f" ORDER BY {by}" if by and limit is not None else ""
+        cut = "" if limit is None else f" LIMIT {max(0, limit)}"
+        rest = f"{self._where}{sorted_}{cut}"
+        text = f"SELECT * FROM {self._source} {rest}"
+        if self._mark and all(self._span):
+            text = self._few(rest, text)
+        return text, tuple(self._values)
+
+    def _few(self, rest: str, every: str) -> str:
+        """Reads the rows of a partial index within a range of numbers. The server would scan the
+        whole range; usually the rows are few, and the index finds those from the start of the range
+        on."""
+        (low, high), by = self._span, f"`{field_of(self._table.record[0])}`"
+        first = f"SELECT * FROM `{self._table.name}` WHERE {self._mark} AND {by} >= {low}"
+        return (
+            f"{{ LET $few = ({first} ORDER BY {by} LIMIT {_FEW}); "
+            f"IF array::len($few) < {_FEW} OR $few[{_FEW - 1}].{by} >= {high} "
+            f"{{ SELECT * FROM (SELECT * FROM $few WHERE {by} < {high}) {rest} }} ELSE {{ {every} }} }}"
+        )
+
+    def sums(self, columns: str, amounts: str) -> Read:
+        names = [f"`{field_of(one)}`" for one in columns.split()]
+        sums = (f"math::sum(`{one}`) AS `{one}`" for one in amounts.split())
+        select = f"SELECT {', '.join([*names, 'count() AS calls', *sums])} FROM {self._source}"
+        group = f"GROUP BY {', '.join(names)}" if names else "GROUP ALL"
+        return f"{select} {self._where} {group}", tuple(self._values)
+
+
+def records_of(table: Table, values: Sequence[object]) -> tuple[RecordID, ...]:
+    """Returns the records of these key values; a tuple means any of its values."""
+    each: list[Any] = [[one] if _is_one(one) else one for one in values]
+    named = (dict(zip(table.record, map(plain_of, one), strict=True)) for one in product(*each))
+    return tuple(record_of(table, row) for row in named)
+
+
+def _bounds(name: str, terms: dict[str, object]) -> tuple[str, str]:
+    """Removes the bounds of a number from the terms. Returns the first number, and the one after
+    the last."""
+    found = {">": "", "<": ""}
+    for how, more in ((">", 1), (">=", 0), ("<", 0), ("<=", 1)):
+        bound = terms.pop(f"{name} {how}", None)
+        if isinstance(bound, int):
+            found[how[0]] = str(bound + more)
+    return found[">"], found["<"]
+
+
+def pinned_by(table: Table, terms: Terms) -> dict[str, object] | None:
+    """Returns the terms that identify one row, whatever the others require."""
+    for names in (table.record, [table.number]):
+        if all(_is_one(terms.get(str(one))) for one in names):
+            return {str(one): plain_of(terms[str(one)]) for one in names}
+    return None
+
+
+def _is_one(value: object) -> bool:
+    return value is not None and (not isinstance(value, tuple) or isinstance(value, SessionKey))
+
+
+def plain_of(value: object) -> Any:
+    """Returns the value as a record holds it."""
+    if value.__class__ is tuple:
+        return tuple(map(plain_of, value))
+    encode = ENCODED.get(value.__class__)
+    return value if encode is None else encode(value)
+
+
+# --- rows and commits ----------------------------------------------------------------------------
 REMEMBERED = frozenset({"run", "spend", "reservation"})
 _UNKNOWN = 1 << 30  # placeholder for a number, in a run that is repeated
 
@@ -157,7 +275,7 @@ class SurrealTransaction(Transaction):
     def sums(
         self, table: str, terms: Terms, columns: str, amounts: str = "", *, index: str = ""
     ) -> list[Row]:
-        """The sums on the server, without the writes of this operation."""
+        """Returns the sums on the server, without the writes of this operation."""
         read = Selection(TABLES[table], terms, index).sums(columns, amounts)
         if read not in self._answers:
             self.missing[read] = None
@@ -176,14 +294,8 @@ class SurrealTransaction(Transaction):
         index: str = "",
     ) -> bool:
         """Requests these rows if they were not read. True if they were."""
-        known: dict[str, object] = {}
-        for name, value in terms.items():
-            known[name] = value
-            if isinstance(value, SessionKey) and table.types[name] == "int":
-                session = self.first("session", {"key": value}, "id")
-                if session is None:
-                    return True
-                known[name] = session["id"]
+        if (known := self._resolve(table, terms)) is None:
+            return True
         if (pinned := pinned_by(table, known)) is None:
             if self._holds_all(table, known):
                 return True
@@ -196,6 +308,14 @@ class SurrealTransaction(Transaction):
             self.missing[read] = table
             return False
         return True
+
+    def _resolve(self, table: Table, terms: Terms) -> dict[str, object] | None:
+        """Returns the terms with numbers instead of keys of sessions; None if no row can match."""
+        known = dict(terms)
+        for name, value in terms.items():
+            if isinstance(value, SessionKey) and table.types[name] == "int":
+                known[name] = self.value("session", {"key": value}, "id", ())
+        return None if () in known.values() else known
 
     def _holds(self, table: Table, pinned: Terms) -> bool:
         """True if the row is in memory; the commit then relies on it."""
@@ -237,7 +357,7 @@ class SurrealTransaction(Transaction):
         return super().session(key)
 
     def keys_of(self, sessions: Iterable[int | None]) -> dict[int, SessionKey]:
-        """The key of a session's number never changes, so known ones are not read again."""
+        """Reads only unknown sessions again: the key of a session's number never changes."""
         keys, wanted = self._store.keys, {one for one in sessions if one is not None}
         known = {one: keys[one] for one in wanted & keys.keys()}
         return known | super().keys_of(wanted - known.keys())
@@ -287,8 +407,8 @@ class SurrealTransaction(Transaction):
         return Selection(table, record, "").rows("", None) in self._answers
 
     def _next(self, table: str) -> int:
-        """A number for a new row. Each run of the operation gets the same ones, so that it asks for
-        the same rows."""
+        """Returns a number for a new row. Each run of the operation gets the same ones, so that it
+        asks for the same rows."""
         place = self._numbered[table]
         self._numbered[table] += 1
         own, more = self._numbers.setdefault(table, []), self._store.numbers.get(table)
@@ -306,8 +426,8 @@ class SurrealTransaction(Transaction):
         super().add(table, rows, amounts)
 
     def change(self, table: str, terms: Terms, values: Values, *, index: str = "") -> int:
-        """Returns 1 while the rows are unread, so that the operation goes on and asks for its next
-        rows in the same request."""
+        """Returns 1 while the rows are unread, so that the operation continues and requests its
+        next rows too."""
         is_known = self._require(TABLES[table], terms, index=index)
         return super().change(table, terms, values, index=index) if is_known else 1
 
@@ -317,7 +437,7 @@ class SurrealTransaction(Transaction):
 
     # --- the commit ------------------------------------------------------------------------------
     def commit(self) -> tuple[SurrealCommit, dict[SessionKey, KnownSession]]:
-        """The commit of this run's changes, and the sessions after it."""
+        """Returns the commit of this run's changes, and the sessions after it."""
         commit, now = SurrealCommit(), dict[RecordID, LoadedRow]()
         changed = self._changed()
         for place in changed:
@@ -345,7 +465,8 @@ class SurrealTransaction(Transaction):
         return commit, known
 
     def _changed(self) -> Iterable[tuple[str, int]]:
-        """The places of changed rows, in order. The trigger also notes each loaded row once."""
+        """Returns the places of changed rows, in order. The trigger also notes each loaded row
+        once."""
         found, new = dict[tuple[str, int], None](), {*self._loaded}
         for place in self.db.execute("SELECT name, number FROM changed").fetchall():
             if place in new:
@@ -391,8 +512,8 @@ class SurrealTransaction(Transaction):
 
 @lru_cache
 def _loading(name: str) -> tuple[str, str, bool]:
-    """The statements that put a row into memory and find it there; and whether its row number is
-    one of its values."""
+    """Returns the statements that put a row into memory and find it there; and whether its row
+    number is one of its values."""
     table = TABLES[name]
     where = " AND ".join(f"{one} = ?" for one in table.record)
     is_numbered = "INTEGER PRIMARY KEY" in table.sql
@@ -404,7 +525,8 @@ def _loading(name: str) -> tuple[str, str, bool]:
 
 @lru_cache
 def _reading(name: str) -> tuple[str, Sequence[str]]:
-    """The statement that reads a row of the memory with its marks, and the names of the values."""
+    """Returns the statement that reads a row of the memory with its marks, and the names of the
+    values."""
     table = TABLES[name]
     values = [*table.types, *(f"({one})" for one in table.marks.values())]
     text = f"SELECT {', '.join(values)} FROM {name} WHERE rowid = ?"
@@ -416,8 +538,8 @@ def _unique_records(loaded: LoadedRow | None) -> set[RecordID]:
 
 
 def _revision() -> int:
-    """A random revision, never the previous one: the server skips a write that changes nothing, and
-    a skipped write protects nothing."""
+    """Returns a random revision, never the previous one: the server skips a write that changes
+    nothing, and a skipped write protects nothing."""
     return random.getrandbits(62)
 
 

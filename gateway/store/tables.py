@@ -108,7 +108,7 @@ class Table:
 
     @cached_property
     def once(self) -> Mapping[str, Sequence[str]]:
-        """The other unique combinations of columns, by the name of their index."""
+        """Its other unique combinations of columns, by the name of their index."""
         alone = {one.name: [one.name] for one in self.columns if "unique" in one.options}
         indexed = {one.name: one.columns.split(", ") for one in self.indexes if one.is_unique}
         return {name: some for name, some in (alone | indexed).items() if some != [*self.record]}
@@ -129,24 +129,25 @@ class Table:
 
     @cached_property
     def marks(self) -> Mapping[str, str]:
-        """The same conditions by `in_NAME`, without the indexes that only require a value in their
-        own column."""
+        """Conditions of partial indexes by `in_NAME`, without those that only require a value in
+        their own column."""
         own = {one.name: f"{one.columns.split(', ')[0]} IS NOT NULL" for one in self.indexes}
         return {f"in_{name}": term for name, term in self.where.items() if term != own[name]}
 
     def decoders(self, names: Sequence[str]) -> Sequence[tuple[str, Callable[[Any], object]]]:
-        """The columns whose row values differ from those in the database, with their decoders."""
+        """Returns the columns whose row values differ from those in the database, with their
+        decoders."""
         decoded = [(one, _DECODED.get(self.types[one])) for one in names]
         return [(one, decode) for one, decode in decoded if decode is not None]
 
     def decoded(self, row: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-        """The row, with these columns decoded."""
+        """Returns the row, with these columns decoded."""
         for name, decode in self.decoders(names):
             row[name] = None if row[name] is None else decode(row[name])
         return row
 
     def row_of(self, value: object) -> dict[str, Any]:
-        """The row of a value with an attribute for each column."""
+        """Returns the row of a value with an attribute for each column."""
         return {name: getattr(value, name) for name in self.types}
 
     @property
@@ -192,8 +193,8 @@ def _parsed(declared: str) -> Table:
     return Table(name, columns, constraints, indexes)
 
 
-# Each declares a table: its name; its columns, as `names type options` for columns of one type
-# (`?`: optional); keys and unique combinations of several columns; indexes.
+# A declaration holds the name of the table; its columns, as `names type options` for columns of one
+# type (`?`: optional); keys and unique combinations of several columns; indexes.
 _DECLARED = (
     """session
     id int key
@@ -537,7 +538,7 @@ _MORE = (
 # --- versions ------------------------------------------------------------------------------------
 @cache
 def newest_columns() -> frozenset[tuple[str, str]]:
-    """(table, column) of an up-to-date database."""
+    """Returns (table, column) of an up-to-date database."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         migrate(db)
         return columns_of(db)

@@ -13,7 +13,7 @@ from gateway.domain.events import AuditEvent
 from gateway.domain.tokens import CreatedToken
 from gateway.store.audit import append_event
 from gateway.store.transaction import Fields, Row, Transaction
-from gateway.store.writer import StorePart, reading, writing
+from gateway.store.writer import StorePart, reading, writing_durably
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,8 @@ def _all(tx: Transaction) -> Sequence[CreatedToken]:
 class StoredTokens(StorePart):
     """Implements the port TokenStore."""
 
-    create = writing(_create, durable=True)
-    revoke = writing(_revoke, durable=True)
+    create = writing_durably(_create)
+    revoke = writing_durably(_revoke)
     tokens = reading(_all, caught_up=True)
     version = reading(_version)
 

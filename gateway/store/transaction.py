@@ -3,7 +3,7 @@ SQLite. Also the sessions that a writer remembers, and how nodes are added to th
 
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter, itemgetter
@@ -27,7 +27,7 @@ Values = Mapping[str, object]  # new values of columns; `name +` adds to the old
 
 _KNOWN = 4096  # sessions, about 0.5 kB each
 _SET_BACK_US = 60_000_000
-_AT_ONCE = 500  # values in one term
+_MOST_MARKS = 500  # in one term; more values are one JSON text
 
 # A node's place combines the number of its session with its own number: consecutive nodes are
 # adjacent on disk, and each step along a path is one lookup by row id.
@@ -44,7 +44,7 @@ def seq_of(place: int) -> int:
 
 
 def places_of(session: int) -> Terms:
-    """The terms for the places of a session's nodes."""
+    """Returns the terms for the places of a session's nodes."""
     return {"place >": place_of(session, 0), "place <": place_of(session + 1, 0)}
 
 
@@ -112,8 +112,8 @@ class Transaction:
         limit: int | None = None,
         index: str = "",
     ) -> list[Row]:
-        """`columns` and `order` are names separated by blanks; a `-` in `order` sorts downwards.
-        `index` restricts the search to the rows that this partial index holds."""
+        """Finds rows. `columns` and `order` are names separated by blanks; a `-` in `order` sorts
+        downwards. `index` restricts the search to the rows that this partial index holds."""
         if () in terms.values():  # no value matches, and no index can look it up
             return []
         values: list[object] = []
@@ -136,7 +136,7 @@ class Transaction:
         return rows[0] if rows else None
 
     def value(self, table: str, terms: Terms, column: str, default: T, *, order: str = "") -> T:
-        """The column of the first row; `default` if there is no row."""
+        """Returns the column of the first row; `default` if there is no row."""
         rows = self.find(table, terms, column, order=order, limit=1)
         return rows[0][column] if rows else default
 
@@ -159,7 +159,7 @@ class Transaction:
     def tally(
         self, table: str, terms: Terms, columns: str = "", *, index: str = ""
     ) -> dict[tuple[Any, ...], int]:
-        """The number of rows for each combination of values."""
+        """Returns the number of rows for each combination of values."""
         rows, names = self.sums(table, terms, columns, index=index), columns.split()
         return {tuple(row[one] for one in names): row["calls"] for row in rows}
 
@@ -171,6 +171,10 @@ class Transaction:
         with the same keys exists; `replace` writes these values into that row."""
         added = self.db.execute(_insertion(table, tuple(row), on_conflict), [*row.values()])
         return (added.lastrowid or 1) if added.rowcount else 0
+
+    def put(self, table: str, row: Values) -> None:
+        """Inserts the row, or writes these values into the row with the same keys."""
+        self.insert(table, row, on_conflict="replace")
 
     def add(self, table: str, rows: Sequence[Values], amounts: Values) -> None:
         """Inserts these rows, or adds their `amounts` to the rows that exist."""
@@ -205,12 +209,12 @@ class Transaction:
         if row is None:
             return None
         id_, head = row["id"], row["head"]
-        run = self.first("run", {"session": id_}, "seq", order="-seq")
+        last_run = self.value("run", {"session": id_}, "seq", 0, order="-seq")
         node = None if head is None else self.first("node", {"place": head}, "id summary")
         forks = self.find("node", places_of(id_), "place", index="fork", limit=2)
         found = SessionRow(
             id_,
-            run["seq"] if run else int(row["last_seq"] > 0),
+            last_run or int(row["last_seq"] > 0),
             row["last_seq"],
             head,
             node["id"] if node else None,
@@ -228,8 +232,7 @@ class Transaction:
 
     def _remember(self, key: SessionKey, session: SessionRow) -> SessionRow:
         self._sessions[key] = session
-        if len(self._sessions) > _KNOWN:
-            self._sessions.popitem(last=False)
+        keep_newest(self._sessions, _KNOWN)
         return session
 
     def forget_sessions(self) -> None:
@@ -237,19 +240,18 @@ class Transaction:
         self._sessions.clear()
 
     def keys_of(self, sessions: Iterable[int | None]) -> dict[int, SessionKey]:
-        """The keys of the sessions with these numbers."""
-        found: dict[int, SessionKey] = {}
-        for some in in_batches({one for one in sessions if one is not None}):
-            found |= {one["id"]: one["key"] for one in self.find("session", {"id": some}, "id key")}
-        return found
+        """Returns the keys of the sessions with these numbers."""
+        numbers = tuple({one for one in sessions if one is not None})
+        rows = self.find("session", {"id": numbers}, "id key")
+        return {row["id"]: row["key"] for row in rows}
 
     def place(self, session: SessionRow, node_id: str | None) -> int | None:
-        """The place of a node of this session; None if the session has no such node."""
+        """Returns the place of a node of this session; None if the session has no such node."""
         place: int = self.value("node", {"id": node_id, "standing <": 2}, "place", 0)
         return place if place >> SEQ_BITS == session.id else None
 
     def series_of(self, agent: str, provider: str, model: str) -> int:
-        """The number of the series of token records of an agent, provider and model."""
+        """Returns the number of the series of token records of an agent, provider and model."""
         names = (agent, provider, model)
         if (known := self.series.get(names)) is None:
             row = {"agent": agent, "provider": provider, "model": model}
@@ -258,8 +260,8 @@ class Transaction:
         return known
 
     def stamp(self, micros: int) -> int:
-        """A unique time for `updated_at`, so that paging skips no session. A clock that was set
-        back by more than a minute is believed."""
+        """Returns a unique time for `updated_at`, so that paging skips no session. A clock that was
+        set back by more than a minute is believed."""
         if self.last_stamp - _SET_BACK_US < micros <= self.last_stamp:
             micros = self.last_stamp + 1
         self.last_stamp = micros
@@ -267,15 +269,14 @@ class Transaction:
 
 
 def without_none(terms: Terms) -> dict[str, object]:
-    """The terms whose value is not None."""
+    """Returns the terms whose value is not None."""
     return {name: value for name, value in terms.items() if value is not None}
 
 
-def in_batches(values: Collection[Any]) -> Iterator[tuple[Any, ...]]:
-    """Splits values into batches no larger than one term may have."""
-    every = tuple(values)
-    for start in range(0, len(every), _AT_ONCE):
-        yield every[start : start + _AT_ONCE]
+def keep_newest(kept: dict[Any, Any], most: int) -> None:
+    """Drops the oldest entries beyond `most`."""
+    while len(kept) > most:
+        del kept[next(iter(kept))]
 
 
 # --- the texts of statements ---------------------------------------------------------------------
@@ -284,7 +285,7 @@ for _type, _encode in ENCODED.items():
 
 
 def _condition(of: str, terms: Terms, values: list[object], index: str = "") -> str:
-    """The WHERE clause; appends its values to `values`."""
+    """Returns the WHERE clause; appends its values to `values`."""
     table = TABLES[of]
     parts = [f"({table.where[index]})"] if index in table.where else []
     for name, value in terms.items():
@@ -292,12 +293,15 @@ def _condition(of: str, terms: Terms, values: list[object], index: str = "") -> 
             parts.append(f"{name} IS NULL")
         elif name in table.enumerated:
             parts.append(_part(name, _quoted(value)))
+        elif value.__class__ is tuple and len(value) > _MOST_MARKS:
+            parts.append(f"{name} IN (SELECT value FROM json_each(?))")
+            values.append(to_json(value).decode())
         elif value.__class__ is tuple:
             parts.append(_part(name, ", ".join("?" * len(value))))
             values += value
         else:
             is_session = value.__class__ is SessionKey and table.types[name] == "int"
-            parts.append(_part(name, _SESSION if is_session else "?"))
+            parts.append(_part(name, ("?", _SESSION)[is_session]))
             values.append(value)
     return f"WHERE {' AND '.join(parts)}" if parts else ""
 
@@ -324,7 +328,7 @@ def _part(name: str, marks: str) -> str:
 
 
 def _source(table: str, index: str) -> str:
-    """The table, or the rows of it that an index holds."""
+    """Returns the table, or the rows of it that an index holds."""
     return f"{table} INDEXED BY {table}_{index}" if index else table
 
 
@@ -333,7 +337,7 @@ _Selection = tuple[str, Sequence[str], Sequence[tuple[str, Callable[[Any], objec
 
 @lru_cache(maxsize=512)
 def _selection(table: str, columns: str, index: str) -> _Selection:
-    """The start of a SELECT, its columns, and the decoders of their values."""
+    """Returns the start of a SELECT, its columns, and the decoders of their values."""
     names = columns.split() or [*TABLES[table].types]
     select = f"SELECT {', '.join(names)} FROM {_source(table, index)}"
     return select, names, TABLES[table].decoders(names)
@@ -427,7 +431,7 @@ def summary_at(place: int | None, tx: Transaction) -> int | None:
 
 
 def pack_message(message: Message) -> bytes:
-    """The parts of a message except role and text, as JSON."""
+    """Returns the parts of a message except role and text, as JSON."""
     return to_json(
         [
             [[call.id, call.name, call.arguments] for call in message.tool_calls],

@@ -31,6 +31,7 @@ from gateway.store.transaction import (
     SEQ_BITS,
     Row,
     Transaction,
+    keep_newest,
     place_of,
     places_of,
     seq_of,
@@ -134,8 +135,8 @@ class TurnIndex(StorePart):
     def _distinctive(
         self, key: SessionKey, words: Sequence[str], found: dict[str, set[int]], index: "_Index"
     ) -> Mapping[str, Hits]:
-        """The hits of the words that are not common in this session. Until the session has grown
-        noticeably, its common words stay known and are not searched."""
+        """Returns the hits of the words that are not common in this session. Until the session has
+        grown noticeably, its common words stay known and are not searched."""
         length, common = self._common.get(key, (0, _NO_WORDS))
         if not length <= index.trail.length <= length * _STAYS_COMMON:
             if common:
@@ -143,8 +144,7 @@ class TurnIndex(StorePart):
             length, common = index.trail.length, _NO_WORDS
         hits, too_common = index.hits_of(found)
         self._common[key] = (length, common | too_common)
-        if len(self._common) > _MOST_KEPT:
-            del self._common[next(iter(self._common))]
+        keep_newest(self._common, _MOST_KEPT)
         return hits
 
     async def index_turns(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
@@ -166,8 +166,8 @@ class TurnIndex(StorePart):
 
 
 def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
-    """The path through a session. `forks` holds (seq, parent seq) of each message that does not
-    follow the previous one, oldest first. All other messages do, so even a long path is a few
+    """Returns the path through a session. `forks` holds (seq, parent seq) of each message that does
+    not follow the previous one, oldest first. All other messages do, so even a long path is a few
     spans."""
     if not forks:
         return Trail()
@@ -184,7 +184,7 @@ def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
 
 
 def _tips(forks: Sequence[Fork], starts: Sequence[int], last: int) -> Mapping[int, int]:
-    """The last message of each conversation, by its first."""
+    """Returns the last message of each conversation, by its first."""
     tips: dict[int, int] = {}
     roots: list[int] = []
     for (start, parent), end in zip(
@@ -207,8 +207,8 @@ class _Index:
     indexed: int  # seq of the last indexed message
 
     def visible(self, places: Mapping[str, str | None]) -> dict[str, set[int]]:
-        """The visible depths of the newest `limit` places of each word. Searches again if some
-        places are invisible and there are more."""
+        """Returns the visible depths of the newest `limit` places of each word. Searches again if
+        some places are invisible and there are more."""
         found: dict[str, set[int]] = {}
         again: dict[str, str] = {}
         for word, listed in places.items():
@@ -240,7 +240,7 @@ class _Index:
         return found
 
     def hits_of(self, found: dict[str, set[int]]) -> tuple[Mapping[str, Hits], frozenset[str]]:
-        """The hits of each word, and the words that are too common to distinguish turns."""
+        """Returns the hits of each word, and the words that are too common to distinguish turns."""
         length, totals, common = self.trail.length, dict[str, int](), set[str]()
         frequent: list[str] = []
         indexed = self.trail.count_to(self.indexed)
@@ -278,7 +278,7 @@ class _Index:
     def turns(
         self, key: SessionKey, chosen: Mapping[int, float], *, has_forgotten: bool
     ) -> Sequence[PastTurn]:
-        """The messages at these depths, with their scores."""
+        """Returns the messages at these depths, with their scores."""
         places = {place_of(self.session, self.trail.seq_at(depth)): depth for depth in chosen}
         if not self.tx.is_whole:
             rows = self.tx.find("node", {"place": tuple(places)}, "run_id")
@@ -343,7 +343,7 @@ class LocalTurnIndex(TurnIndex):
         behind = list[SessionKey]()
         for key, (session, last, rows) in found.items():
             upto = seq_of(rows[-1]["place"]) if rows else asked[key][1]
-            self._add(session, _said(rows), upto)
+            self._add(session, _spoken(rows), upto)
             self._indexed[key] = (session, max(upto, asked[key][1]))
             if upto < last:
                 behind.append(key)
@@ -363,9 +363,9 @@ def _sessions_after(tx: Transaction, after: int) -> Sequence[Row]:
 def _texts_after(
     tx: Transaction, asked: Mapping[SessionKey, tuple[int, int]], limit: int
 ) -> Mapping[SessionKey, tuple[int, int, Sequence[Row]]]:
-    """The number, the last seq and the next messages of each session. The number never changes, so
-    for known sessions one request reads everything, as if the session had grown by a question and
-    an answer."""
+    """Returns the number, the last seq and the next messages of each session. The number never
+    changes, so for known sessions one request reads everything, as if the session had grown by a
+    question and an answer."""
     found = dict[SessionKey, tuple[int, int, Sequence[Row]]]()
     for key, (known, after) in asked.items():
         row = tx.first("session", {"key": key}, "id last_seq") or {}
@@ -391,7 +391,7 @@ def _advance(
         upto = _indexed_upto(session.id, tx)
         terms = {**places_of(session.id), "place >": place_of(session.id, upto)}
         rows = tx.find("node", terms, "place role text", order="place", limit=left)
-        _change_index(_ADD_WORDS, _said(rows), tx.db)
+        _change_index(_ADD_WORDS, _spoken(rows), tx.db)
         if left:
             upto = seq_of(rows[-1]["place"]) if len(rows) == left else session.last_seq
             _set_cursor(session.id, upto, tx)
@@ -406,10 +406,10 @@ def _indexed_upto(session: int, tx: Transaction) -> int:
 
 
 def _set_cursor(session: int, upto: int, tx: Transaction) -> None:
-    tx.insert("turn_cursor", {"session": session, "upto": upto}, on_conflict="replace")
+    tx.put("turn_cursor", {"session": session, "upto": upto})
 
 
-def _said(rows: Sequence[Row]) -> list[tuple[int, str]]:
+def _spoken(rows: Sequence[Row]) -> list[tuple[int, str]]:
     return [(row["place"], row["text"]) for row in rows if row["role"] in SAID_BY]
 
 
@@ -424,7 +424,7 @@ def forget_turns(tx: WriteTransaction, session: int) -> None:
     before it does."""
     here = Transaction(tx.db)
     upto = place_of(session, _indexed_upto(session, here))
-    texts = _said(here.find("node", {**places_of(session), "place <=": upto}, "place role text"))
+    texts = _spoken(here.find("node", {**places_of(session), "place <=": upto}, "place role text"))
     if tx.is_whole:
         _change_index(_TAKE_WORDS, texts, tx.db)
     else:  # the index is on this machine, the commit on the server
@@ -544,7 +544,7 @@ def _mark_scanned(tx: Transaction, upto: Mapping[SessionKey, NodeId]) -> None:
         if place := tx.value("node", {"id": node}, "place", 0):
             session, seq = place >> SEQ_BITS, seq_of(place)
             if tx.value("heard", {"session": session}, "seq", 0) < seq:
-                tx.insert("heard", {"session": session, "seq": seq}, on_conflict="replace")
+                tx.put("heard", {"session": session, "seq": seq})
 
 
 def _queue(tx: Transaction, key: SessionKey, since: NodeId) -> None:
@@ -554,7 +554,7 @@ def _queue(tx: Transaction, key: SessionKey, since: NodeId) -> None:
     row = tx.first("unread", {"session": session})
     if row is not None:
         seq = row["seq"] if row["is_owed"] else max(row["seq"], seq)
-    tx.insert("unread", {"session": session, "seq": seq, "is_owed": True}, on_conflict="replace")
+    tx.put("unread", {"session": session, "seq": seq, "is_owed": True})
 
 
 def _mark_extracted(tx: Transaction, key: SessionKey, upto: NodeId) -> bool:
@@ -574,8 +574,8 @@ class ExtractionQueue(StorePart):
 
     unscanned = reading(_unscanned)
     next_unscanned = reading(_next_unscanned)
-    mark_scanned = writing(_mark_scanned, durable=False)
-    queue_for_model = writing(_queue, durable=False)
+    mark_scanned = writing(_mark_scanned)
+    queue_for_model = writing(_queue)
     queued_for_model = reading(_queued)
     next_queued = reading(_next_queued)
-    mark_extracted = writing(_mark_extracted, durable=False)
+    mark_extracted = writing(_mark_extracted)

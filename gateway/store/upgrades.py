@@ -54,7 +54,7 @@ UPDATE run SET limits = '{"token_budget":' || limits || '}' WHERE limits IS NOT 
 
 # --- journals ------------------------------------------------------------------------------------
 def _move_journals(db: sqlite3.Connection) -> None:
-    """The notes of unfinished runs become the first part of their journals."""
+    """Makes the notes of unfinished runs the first part of their journals."""
     for run_id, notes in groupby(db.execute(_NOTES).fetchall(), itemgetter(0)):
         entries = [_entry(step, kind, from_json(payload)) for _, step, kind, payload in notes]
         data = pack_text([to_json(["attempt", 1, [run_id]]), *map(to_json, entries)])
@@ -65,7 +65,7 @@ _PART = re.compile(r"(?:@[^:]*:)+")
 
 
 def _entry(step: int, kind: str, value: Any) -> list[object]:
-    """If a note belongs to a run inside the run, its kind begins with the part of that run."""
+    """Converts a note. Its kind begins with the part of a run inside the run, if it belongs to one."""
     steps = _PART.match(kind)
     part = steps[0] if steps else ""
     name, values = _grant(step, kind[len(part) :], value)
@@ -140,7 +140,7 @@ def _split_session(db: sqlite3.Connection, session: int, room: SessionKey) -> No
 
 # --- names ---------------------------------------------------------------------------------------
 def _foreign(text: str) -> SessionKey | None:
-    """The key of a channel's session; None for a principal's own key and for invalid keys."""
+    """Returns the key of a channel's session; None for a principal's own key and for invalid keys."""
     try:
         key = SessionKey.parse(text)
     except BadSessionKey:
@@ -149,13 +149,14 @@ def _foreign(text: str) -> SessionKey | None:
 
 
 def _direct(text: str) -> str:
-    """The name of a direct chat if it reads like a room's. All other names stay as they are."""
+    """Returns the name of a direct chat if it reads like a room's. All other names stay as they
+    are."""
     key = _foreign(text)
     return text if key is None else str(key._replace(peer=key_peer(key.peer, is_room=False)))
 
 
 def _person(text: str) -> str:
-    """A person has the name of a session without the agent."""
+    """Renames a person like a session: the name of a person is that of a session without the agent."""
     return _direct(f"-:{text}").removeprefix("-:")
 
 

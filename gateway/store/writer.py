@@ -349,7 +349,7 @@ class Writer:
                 self._loop.call_soon_threadsafe(self._answer, batch, outcomes)
                 batch = []
         finally:
-            # Also after a bug: no waiter may wait for a dead thread.
+            # This also runs after a bug: no waiter may wait for a dead thread.
             why = self._commits.given_up or "the store's writer has stopped: restart"
             self._stopped = self._stopped or why
             while not self._queue.empty():
@@ -445,7 +445,7 @@ class Readers:
                 error = unavailable(fault, str(self._path))
             except _FAULTS as fault:
                 error = TextRefused() if has_no_utf8(fault) else fault
-            finally:  # also after a bug: no waiter may wait for a dead thread
+            finally:  # runs after a bug too: no waiter may wait for a dead thread
                 self._loop.call_soon_threadsafe(_resolve, future, result, error)
         if tx is not None:
             tx.db.close()
@@ -526,7 +526,7 @@ def reading(query: Callable[Concatenate[Any, P], T], *, caught_up: bool = False)
     return read
 
 
-def writing(operation: Callable[Concatenate[Any, P], T], *, durable: bool) -> _Method[P, T]:
+def writing(operation: Callable[Concatenate[Any, P], T], *, durable: bool = False) -> _Method[P, T]:
     """Makes a method that commits `operation`, with an fsync if `durable`. Raises StoreUnavailable,
     TextRefused if a text has no UTF-8 form, and the errors of the operation, which then wrote
     nothing."""
@@ -535,3 +535,7 @@ def writing(operation: Callable[Concatenate[Any, P], T], *, durable: bool) -> _M
         return self._writer.write(lambda tx: operation(tx, *args, **kwargs), durable=durable)
 
     return write
+
+
+def writing_durably(operation: Callable[Concatenate[Any, P], T]) -> _Method[P, T]:
+    return writing(operation, durable=True)

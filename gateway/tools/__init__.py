@@ -1,1 +1,1 @@
-"""Tools: which ones an agent has, whether a call is allowed and valid; results are data."""
+"""The tools of agents: the gate that checks and limits calls, and the results."""

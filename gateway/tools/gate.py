@@ -1,5 +1,5 @@
-"""The gate in front of every tool: checks that it is listed, known and called with valid arguments,
-limits its time, and shows the model what fits of its result."""
+"""The gate in front of every tool. It checks that a tool is listed, known and called with valid arguments,
+limits its time, and shortens its result for the model."""
 
 import logging
 import re
@@ -31,11 +31,11 @@ from gateway.tools.results import MOST_KEPT, MOST_RESULT, NOTHING, Listed, refer
 log = logging.getLogger(__name__)
 
 LOGGED_WHY = 300
-MARKER_TOKENS = 100  # of a large result, for the marker and the boundary
-MOST_LISTS = 1_000  # of tools, each as some agent is offered it
+MARKER_TOKENS = 100  # for the marker and the boundary of a large result
+MOST_LISTS = 1_000  # cached lists of offered tools
 ASK_LESS = "Ask it for less, or go on without it."
 MAY_BE_DONE = "It may have been carried out all the same: look before you call it again."
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what every provider takes
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # every provider accepts these
 
 
 new_boundary = partial(token_hex, 8)
@@ -43,7 +43,7 @@ new_boundary = partial(token_hex, 8)
 
 @dataclass(frozen=True, slots=True)
 class RefusedTool:
-    """A tool that is offered to no agent, and why."""
+    """A tool that is offered to no agent, and the reason."""
 
     name: str
     family: str
@@ -77,14 +77,14 @@ class ToolGate:
         self._tools: dict[str, _Checked] = {}
         self._families: dict[str, list[str]] = {}
         self.refused: Sequence[RefusedTool] = ()  # the tools that are offered to no agent
-        self._to_forget: set[SessionKey] = set()  # of runs that leave nothing behind
+        self._to_forget: set[SessionKey] = set()  # sessions of runs that are not kept
         self._offered: dict[object, tuple[ToolSpec, ...]] = {}  # by agent and list
         self.foreign: McpServers = NoServers()
         for tool in tools:
             self.register(tool)
 
     def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]:
-        """The tools of the agent, in the order of its list; a family's tools in their own order."""
+        """Returns the tools of the agent in the order of its list; a family's tools in their own order."""
         wanted = (agent.id, agent.tools)
         found = self._offered.get(wanted)
         if found is None:
@@ -94,10 +94,10 @@ class ToolGate:
         return found
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
-        return await self.shown(agent, await self.whole(agent, call, scope), scope)
+        return await self.shorten(agent, await self.call_whole(agent, call, scope), scope)
 
-    async def whole(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
-        """The full result of a call."""
+    async def call_whole(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
+        """Returns the whole result of a call."""
         began, spent, report = self._clock.monotonic(), list[Spent](), scope.spend
         known = self._tools.get(call.name)
         own = known.spec.timeout_s if known else None
@@ -105,7 +105,7 @@ class ToolGate:
 
         def spend(one: Spent) -> None:
             spent.append(one)
-            report(one)  # also if no run waits for the result any more
+            report(one)  # at once: the run may no longer wait for the result
 
         scope = replace(scope, call_id=call.id, spend=spend)
         try:
@@ -122,8 +122,9 @@ class ToolGate:
         outcome = (content, is_error, round(took_ms, 3), tuple(spent))
         return ToolResult(call.id, call.name, *outcome, boundary=self.boundary())
 
-    async def shown(self, agent: AgentDef, result: ToolResult, scope: ToolScope) -> ToolResult:
-        """The result as the model sees it. The conversation keeps up to MOST_RESULT characters."""
+    async def shorten(self, agent: AgentDef, result: ToolResult, scope: ToolScope) -> ToolResult:
+        """Returns the result in the form for the model. The conversation keeps up to MOST_RESULT
+        characters."""
         most = agent.context.token_budget // results.RESULT_SHARE
         if result.name == RESULT or estimate_tokens(result.content) <= most:
             return results.cut_end(result, MOST_RESULT)
@@ -137,7 +138,7 @@ class ToolGate:
         return replace(result, content=content, excerpt=excerpt)
 
     async def _keep(self, result: ToolResult, scope: ToolScope) -> str:
-        """Keeps the whole result; returns its reference, or nothing if it is not kept."""
+        """Keeps the whole result. Returns its reference; an empty text if it is not kept."""
         if self._originals is None:
             return ""
         key, now = scope.session_key, self._clock.now()
@@ -153,13 +154,13 @@ class ToolGate:
         return reference
 
     async def forget(self, key: SessionKey) -> None:
-        """Deletes the results of a run that leaves nothing behind. Raises StoreUnavailable."""
+        """Deletes the results of a run that is not kept. Raises StoreUnavailable."""
         if self._originals is not None and key in self._to_forget:
             self._to_forget.discard(key)
             await self._originals.forget_originals(key)
 
     async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
-        """Connects the foreign tools of the agent for a turn; returns those that are missing."""
+        """Connects the agent's tool servers for a turn. Returns the missing ones."""
         return await self.foreign.prepare(agent)
 
     def renew(self, family: str, tools: Sequence[Tool]) -> None:
@@ -172,11 +173,11 @@ class ToolGate:
             self.register(tool)
 
     def listed(self, result: ToolResult) -> Listed:
-        """The sources that a result names, and the number of its entries."""
+        """Returns the sources of a result, and the number of its entries."""
         return NOTHING if result.is_error else results.listed(result.content)
 
     def register(self, tool: Tool) -> None:
-        """Registers a tool. One that cannot be used is refused with the reason."""
+        """Registers a tool. An invalid one is refused with the reason."""
         self._offered.clear()
         spec = tool.spec
         try:
@@ -189,8 +190,7 @@ class ToolGate:
             self._families.setdefault(family, []).append(spec.name)
 
     def _compiled(self, spec: ToolSpec) -> Callable[[object], str | None]:
-        """Compiles the check of its arguments. Raises ValueError with what is wrong with the
-        tool."""
+        """Compiles the check of the arguments. Raises ValueError if the tool is invalid."""
         if not _NAME.fullmatch(spec.name):
             raise ValueError("its name must be 1 to 64 letters, digits, - and _")
         if spec.name in self._tools:
@@ -203,15 +203,15 @@ class ToolGate:
         return problem
 
     def _of(self, agent: AgentDef) -> Mapping[str, _Checked]:
-        """The agent's tools by name."""
+        """Returns the agent's tools by name."""
         names = (name for entry in agent.tools for name in self._named(entry))
         found = {name: self._tools[name] for name in names if name in self._tools}
         scopes = {name: one.spec.agent_scope for name, one in found.items()}
         return {name: found[name] for name, ids in scopes.items() if not ids or agent.id in ids}
 
     def _named(self, entry: str) -> Sequence[str]:
-        """The tools that an entry of the list names: a family comes before a tool; FAMILY/TOOL is
-        one tool of a family."""
+        """Returns the tools that an entry of the list names: a family, else a tool. FAMILY/TOOL names one
+        tool of a family."""
         family, _, own = entry.partition("/")
         if entry in self._families or not own:
             return self._families.get(entry, (entry,))
@@ -239,6 +239,6 @@ class ToolGate:
 
 
 def _families(name: str) -> Sequence[str]:
-    """A foreign tool belongs to its server's family and to one of its own."""
+    """Returns the families of a tool. A tool of a server belongs to the server's family and its own."""
     whole = name.partition("/")[0]
     return (whole, name) if whole != name else (name,) if name else ()

@@ -1,6 +1,6 @@
-"""What a tool's result holds, and what a model reads of one that is too large for its window.
+"""The results of tools: their sources, and how a model reads a large one.
 
-`listed` finds the sources in a result. Of a large one the model sees both ends (`ends_within`), the store
+`listed` finds the sources in a result. The model sees both ends of a large result (`ends_within`), the store
 keeps the whole, and the tool `result` reads parts of it.
 """
 
@@ -20,17 +20,17 @@ from gateway.domain.messages import BYTES_A_TOKEN, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import SessionStore, ToolScope, ToolStore
 
-MOST_RESULT = 262_144  # characters in a conversation; docs/reference/protocol.md tells it
-MOST_KEPT = 4_194_304  # and of the whole, for the tool `result`
-RESULT_SHARE = 4  # one result takes at most so much of context.token_budget: one in
+MOST_RESULT = 262_144  # characters in a conversation; also in docs/reference/protocol.md
+MOST_KEPT = 4_194_304  # characters of the whole, for the tool `result`
+RESULT_SHARE = 4  # one result takes at most 1/4 of context.token_budget
 
 SCHEME = "result://"
 MOST_PART = 12_000  # characters at a time
 MOST_HITS = 40
 AROUND = 120  # characters shown on each side of a hit
 MOST_SOUGHT = 200
-_ANY = "surrogatepass"  # a tool may say what is no text
-PIECE = 65_536  # characters that are searched at once
+_ANY = "surrogatepass"  # results of tools may hold lone surrogates
+PIECE = 65_536  # characters of one step of a search
 _NAME = {"type": "string", "minLength": 1, "maxLength": 200}
 _PLACE = {"type": "integer", "minimum": 0}
 _PROPERTIES: Mapping[str, object] = {
@@ -54,14 +54,14 @@ SPEC = ToolSpec(
 
 
 def reference_of(run_id: RunId, call_id: str) -> str:
-    """Derived from run and call, so that a second attempt finds it."""
+    """Derives the reference from run and call, so that a second attempt finds the result."""
     name = blake2b(call_id.encode("utf-8", _ANY), digest_size=8).hexdigest()
     return f"{run_id}/{name}"
 
 
 def ends_within(content: str, head_bytes: int, tail_bytes: int) -> tuple[int, int]:
-    """Characters at the beginning and at the end that fit into so many bytes. By bytes, as tokens are
-    estimated: characters may be dense where a text begins and ends."""
+    """Returns the numbers of characters at the beginning and the end that fit into these bytes. Tokens are
+    estimated from bytes."""
     whole = content.encode("utf-8", _ANY)
     head = whole[:head_bytes].decode("utf-8", "ignore")
     tail = whole[max(0, len(whole) - tail_bytes) :].decode("utf-8", "ignore")
@@ -69,7 +69,7 @@ def ends_within(content: str, head_bytes: int, tail_bytes: int) -> tuple[int, in
 
 
 def cut_end(result: ToolResult, most: int) -> ToolResult:
-    """The first `most` characters, with a note if there are more."""
+    """Cuts a result after `most` characters, with a note."""
     content = result.content
     if len(content) <= most:
         return result
@@ -78,7 +78,7 @@ def cut_end(result: ToolResult, most: int) -> ToolResult:
 
 
 def cut_middle(text: str, tokens: int) -> str:
-    """Without its middle, if the text is longer than so many tokens."""
+    """Cuts the middle out of a text that is longer than `tokens`."""
     half = max(0, int(tokens * BYTES_A_TOKEN / 2))
     if len(text.encode("utf-8", _ANY)) <= 2 * half:
         return text
@@ -95,9 +95,7 @@ class ResultTool:
     """Implements the Tool port."""
 
     originals: ToolStore
-    transcript: SessionStore | None = (
-        None  # of the conversation: a result is in it, under a message
-    )
+    transcript: SessionStore | None = None  # has the results of the conversation by message id
     spec: ToolSpec = SPEC
 
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
@@ -108,13 +106,13 @@ class ResultTool:
         try:
             content = await self._content(scope.session_key, reference)
         except StoreUnavailable:
-            raise ToolFailed("It is out of reach for now. Go on without it.") from None
+            raise ToolFailed("It cannot be read at the moment. Go on without it.") from None
         if content is None:
             raise ToolFailed(
                 f"No result {reference[:80]!r} is kept in this conversation. Ids stand in the results "
                 "of tools; or call the tool again that gave it."
             )
-        # What it returns is small enough to be shown whole.
+        # `most` keeps the part small enough to be shown whole.
         sought, most = arguments.get("grep"), 4 * MOST_PART
         if scope.agent is not None:
             most = int(scope.agent.context.token_budget // RESULT_SHARE * BYTES_A_TOKEN)
@@ -159,13 +157,13 @@ def _found(content: str, sought: str) -> str:
 
 
 def _places(content: str, sought: str) -> Iterator[int]:
-    """Positions of the text, at most one more than are shown, none within the excerpt of the one
-    before. Searches small pieces, so that other threads run in between."""
+    """Yields positions of the text: at most one more than are shown, none within the excerpt before it.
+    Searches small pieces, so that other threads run in between."""
     at, count = 0, 0
     while at < len(content) and count <= MOST_HITS:
         piece, wanted = content[at : at + PIECE + 2 * len(sought)], sought
         lower = piece.lower()
-        if len(lower) == len(piece):  # one letter has a longer small form
+        if len(lower) == len(piece):  # the lower case of one letter is longer
             piece, wanted = lower, sought.lower()
         found = piece.find(wanted)
         if found < 0:
@@ -178,16 +176,16 @@ def _places(content: str, sought: str) -> Iterator[int]:
 # -- sources
 
 MOST_SOURCES = 50  # of one result
-MOST_VALUES = 50_000  # of a result that is parsed: the event loop waits for it
+MOST_VALUES = 50_000  # in a parsed result: the event loop waits for the parser
 MOST_FIELD = 500  # characters of an id, a title or a URL
-MOST_SCORE = 1e300  # beyond it a difference of scores means nothing
-# To click on: http, https, or a path without any scheme that a browser could find in it.
+MOST_SCORE = 1e300  # larger scores are ignored
+# A safe link: http, https, or a path in which no browser finds a scheme.
 _URL = re.compile(r"(?:https?://|(?!//)(?![a-z][a-z0-9+.-]*:))[^\s\\\x00-\x1f\x7f]+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSource:
-    """Something that a result is based on; `url` is None if none may be followed."""
+    """A source of a result. `url` is None if there is no safe link."""
 
     id: str
     title: str
@@ -202,14 +200,14 @@ class Listed:
     sources: tuple[ToolSource, ...] = ()
     items: int | None = None
     spread: float | None = None  # None: nothing has a score
-    tells_error: bool = False  # it is an object with an error
+    has_error: bool = False  # the result is an object with an `error`
 
 
 NOTHING = Listed()
 
 
 def listed(content: str) -> Listed:
-    """Parses the sources of a result, each once, in order. Malformed ones are left out."""
+    """Parses the sources of a result in order, each once. Invalid sources are left out."""
     if content.lstrip()[:1] not in {"{", "["} or content.count(",") >= MOST_VALUES:
         return NOTHING
     try:

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.api import conversations as api
 from gateway.api import http
 from gateway.api.conversations import TokenUsage
-from gateway.api.declarations import build, differing
+from gateway.api.declarations import build, plain_changes
 from gateway.api.errors import Forbidden, InvalidRequest, wrong
 from gateway.api.http import MCP
 from gateway.codec import decode, encode
@@ -29,7 +29,7 @@ from gateway.memory.context import context_report
 from gateway.routing import Route
 from gateway.sessions.intake import Front
 from gateway.sessions.replay import Replayer
-from gateway.sessions.runs import AT_REST, LiveRun, events_of, spoken, whole
+from gateway.sessions.runs import AT_REST, LiveRun, answer_text, events_of, read_events
 from gateway.web.asgi import Described, query_of, require_scope
 from gateway.web.identity import (
     Principal,
@@ -64,7 +64,7 @@ class ChatMethods:
             raise wrong("content", "is empty")
         fingerprint = ""
         if params.idempotency_key is not None:
-            same = differing(params)
+            same = plain_changes(params)
             del same["idempotency_key"]
             same.pop("traceparent", None)
             fingerprint = encode({**same, "account": account}).decode()
@@ -75,7 +75,7 @@ class ChatMethods:
             key=params.idempotency_key,
             fingerprint=fingerprint,
             requested_agent=params.agent,
-            limits=differing(params.limits) if params.limits else {},
+            limits=plain_changes(params.limits) if params.limits else {},
             traceparent=params.traceparent or call.peer.traceparent,
         )
         route = reachable_route(self.front, principal, inbound)
@@ -278,7 +278,7 @@ class ChatApi:
         headers = {"x-exogate-run": accepted.run_id}
         if body.stream or "text/event-stream" in request.headers.get("accept", ""):
             return StreamingResponse(_stream(run), headers=headers, media_type="text/event-stream")
-        return self._answer(accepted, await whole(run), headers)
+        return self._answer(accepted, await read_events(run), headers)
 
     async def _accept(
         self, body: http.ChatBody, principal: Principal, request: Request
@@ -292,7 +292,7 @@ class ChatApi:
             key=parse_idempotency_key(request),
             fingerprint=encode(same).decode(),
             requested_agent=body.agent,
-            limits=differing(body.limits) if body.limits else {},
+            limits=plain_changes(body.limits) if body.limits else {},
             traceparent=request.headers.get("traceparent"),
         )
         route = reachable_route(self.front, principal, inbound)
@@ -309,7 +309,7 @@ class ChatApi:
             failed = build(http.FailedChat, ids, error=error)
             return json_response(failed, status, {**headers, **retry_headers(end)})
         calls, usage = _tool_calls(events), _usage(events)
-        known = {**ids, "response": spoken(events), "usage": usage, "tool_calls_made": calls}
+        known = {**ids, "response": answer_text(events), "usage": usage, "tool_calls_made": calls}
         if end["reason"] != "timeout":
             return json_response(build(http.ChatAnswer, end, **known), 200, headers)
         facts = {"message": TOO_LATE, "retryable": True, "timestamp": end["timestamp"]}

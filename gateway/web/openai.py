@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.api import openai as api
-from gateway.api.declarations import build, differing
+from gateway.api.declarations import build, plain_changes
 from gateway.api.errors import InvalidRequest, Stopping
 from gateway.codec import decode
 from gateway.domain.agents import Address, AgentDef
@@ -250,7 +250,7 @@ class OpenAiApi:
         key = parse_idempotency_key(request)
         text, digest = question_of(body), ""
         if key is not None:
-            same = differing(body)
+            same = plain_changes(body)
             same = {name: same[name] for name in same if name not in {"stream", "stream_options"}}
             digest = sha256(encode(same)).hexdigest()
         question = Question(

@@ -386,5 +386,7 @@ class PluginCallMethods:
         run_id, principal = RunId(f"r_{self.ids.new()}"), call.principal.name
         key = SessionKey(agent.id, "cli", "plugin-call", principal)
         tool_call = ToolCall(run_id, tool, encode(params.arguments or {}).decode())
-        result = await self.gate.whole(agent, tool_call, ToolScope(key, run_id, principal, run_id))
+        result = await self.gate.call_whole(
+            agent, tool_call, ToolScope(key, run_id, principal, run_id)
+        )
         return api.PluginCalled(ok=not result.is_error, output=result.content)

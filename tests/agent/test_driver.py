@@ -167,22 +167,6 @@ async def test_no_more_tools_run_at_once_than_allowed() -> None:
     assert most == 2
 
 
-@pytest.mark.requirement("S-001-Config-06")
-async def test_calls_beyond_the_limit_are_answered_and_not_executed() -> None:
-    calls = tuple(ToolCall(str(n), "echo", f'{{"n":{n}}}') for n in range(4))
-    agent = replace(AGENT, limits=Limits(max_tool_calls_per_turn=2))
-    tool, model = FakeTool(), ScriptedModel(says("", *calls), says("done"))
-
-    await Stage(model, tool, agent=agent).drive()
-
-    results = [message.result for message in model.asked[1].messages[2:]]
-    assert [(r.call_id, r.is_error) for r in results if r] == [
-        *(("0", False), ("1", False)),
-        *(("2", True), ("3", True)),
-    ]
-    assert [arguments["n"] for arguments, _ in tool.calls] == [0, 1]
-
-
 @pytest.mark.requirement("S-002-Tools-10")
 async def test_the_context_grows_with_each_result() -> None:
     async def fails(arguments: Mapping[str, object]) -> str:

@@ -8,7 +8,7 @@ from gateway.domain.agents import Limits
 from gateway.domain.errors import FailureKind
 from gateway.domain.events import Notice, Point, To
 from gateway.domain.ids import RunId
-from gateway.domain.messages import Message, ToolCall, ToolResult
+from gateway.domain.messages import Message, ToolResult
 from tests.agent.paper import SHIPPED, Paper, call, is_valid_for_a_model, tree
 from tests.fakes.model import says
 
@@ -247,15 +247,6 @@ def test_what_was_heard_in_pieces_is_not_told_again() -> None:
     paper.tell(ModelReplied(paper.question.ticket, says("done")))
 
     assert [one["content"] for one in paper.of("content")] == ["do", "ne"]
-
-
-def test_calls_with_one_id_become_calls_with_two() -> None:
-    paper = Paper().begin().reply("", ToolCall("x", "echo"), ToolCall("x", "other"))
-
-    ids = [wish.call.id for wish in paper.calls]
-    assert len(set(ids)) == 2
-    paper.give_all()
-    assert is_valid_for_a_model(paper.question.messages)
 
 
 def test_the_answer_keeps_what_the_model_thought() -> None:

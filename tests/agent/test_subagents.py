@@ -187,7 +187,7 @@ async def test_its_turns_are_its_own_and_what_it_has_when_they_are_over_comes_ba
 
     assert len(stage.small.asked) == LIBRARIAN.max_turns
     assert stage.told() == [
-        "[librarian was stopped before it was done (max_iterations). It has so far:]\npage 2"
+        "[librarian was stopped early (max_iterations). Its answer so far:]\npage 2"
     ]
     assert answer.end == Finish("answered", "all done")
 
@@ -214,7 +214,7 @@ async def test_it_may_ask_another_which_has_its_model_and_that_one_nobody() -> N
     answer = await stage.run()
 
     refused, counted = (stage.small.asked[step].messages[-1].result for step in (2, 3))
-    assert "cannot be asked by one who is asked that way itself" in refused.content
+    assert "A subagent cannot ask" in refused.content
     assert counted.content == "7"
     kept = stage.journal.kept
     parts = {one.values[0].count("@") if one.kind == "sub" else 0 for one in kept}
@@ -286,8 +286,8 @@ async def test_two_at_once_have_a_third_each_of_what_is_left() -> None:
 
     answer = await stage.run()
 
-    assert [told.partition(". It has")[0] for told in stage.told()] == [
-        "[librarian was stopped before it was done (token_budget)"
+    assert [told.partition(". Its answer")[0] for told in stage.told()] == [
+        "[librarian was stopped early (token_budget)"
     ] * 2
     assert len(stage.small.asked) == 4
     assert answer.usage.total == 20 + 4 * 2_000
@@ -369,7 +369,7 @@ async def test_when_its_time_is_over_it_still_tells_what_it_has() -> None:
     answer = await stage.run()
 
     assert stage.told() == [
-        "[librarian was stopped before it was done (timeout). It has so far:]\nhalf of it"
+        "[librarian was stopped early (timeout). Its answer so far:]\nhalf of it"
     ]
     assert answer.end == Finish("answered", "all done")
 
@@ -395,7 +395,7 @@ async def test_a_reply_that_was_cut_counts_by_an_estimate() -> None:
 async def test_a_tool_of_a_subagent_cannot_be_called_for_nobody() -> None:
     subagents = await world(says("never")).subagents()
 
-    with pytest.raises(ToolFailed, match="can only be asked by an agent"):
+    with pytest.raises(ToolFailed, match="Only an agent can ask"):
         await subagents.delegate("librarian", "find it", SCOPE)
 
 
@@ -448,7 +448,7 @@ async def test_a_reply_that_was_cut_says_so() -> None:
         short = await subagents.summarize("librarian", "What?", LONG, BESIDE, least=2)
 
     assert stage.told() == [short]
-    assert short.startswith("half of it\n[It is cut here")
+    assert short.startswith("half of it\n[Cut here")
 
 
 async def test_one_who_says_nothing_has_condensed_nothing() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.access import NO_AGENT, reach
+from gateway.config.access import NO_AGENT, reachable_scopes
 from gateway.config.values import GatewayConfig, GatewaySettings
 from gateway.domain.agents import AgentDef, ProjectDef
 from gateway.domain.ids import AgentId
@@ -39,10 +39,10 @@ BOTH = config(("a", "default"), ("g", "garden"))
 def test_a_token_reaches_the_agents_of_its_projects_and_those_of_none(
     name: str, scopes: set[str], reached: str
 ) -> None:
-    who = principal(name, reach(BOTH, name, scopes))
+    who = principal(name, reachable_scopes(BOTH, name, scopes))
 
     assert "".join(agent for agent in "ag" if can_use(who, agent)) == reached
 
 
 def test_a_token_that_reaches_no_agent_is_not_one_that_reaches_all() -> None:
-    assert reach(config(("g", "garden")), "bob", {"chat"}) == {"chat", NO_AGENT}
+    assert reachable_scopes(config(("g", "garden")), "bob", {"chat"}) == {"chat", NO_AGENT}

@@ -171,10 +171,10 @@ async def test_a_copy_that_was_not_finished_is_begun_anew_and_nothing_starts_on_
     before = await filled(tmp_path / "data")
     await begun(config)
 
-    with refused(StoreRefused, "was begun and not finished: run `exogate store copy`"):
+    with refused(StoreRefused, "was not finished: run `exogate store copy`"):
         async with shared(config):
             pass
-    with refused(StoreRefused, "was begun and not finished"):
+    with refused(StoreRefused, "was not finished"):
         await back(config, tmp_path / "back")
     await out(config)
 
@@ -205,7 +205,7 @@ async def test_no_gateway_starts_beside_a_store_that_is_being_copied_there(
     await anyio.Path(tmp_path / "back" / COPYING).mkdir(parents=True)
     await anyio.Path(tmp_path / "back" / COPYING / "store.db").write_bytes(b"half")
 
-    with refused(StoreRefused, "was begun and not finished"):
+    with refused(StoreRefused, "was not finished"):
         async with embedded(tmp_path / "back"):
             pass
     await back(config, tmp_path / "back")

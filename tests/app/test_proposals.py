@@ -11,7 +11,7 @@ from anyio import to_thread
 from gateway.api import operating as api
 from gateway.app.proposals import ConfigFile, Proposals
 from gateway.cli.configuration import known
-from gateway.config.values import Surroundings
+from gateway.config.values import Inputs
 from tests.fakes.client import Client, RpcError, connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import scripted_server
@@ -144,8 +144,8 @@ async def test_without_any_file_the_first_one_is_made_at_home(tmp_path: Path) ->
         return api.Reloaded(generation=2, changed=[], restart_needed=[], errors=[])
 
     changes = Proposals(None, reload)
-    around = await to_thread.run_sync(lambda: Surroundings({}, tmp_path, tmp_path, known()))
-    changes.file = ConfigFile(lambda: None, usual, lambda: around)
+    inputs = await to_thread.run_sync(lambda: Inputs({}, tmp_path, tmp_path, known()))
+    changes.file = ConfigFile(lambda: None, usual, lambda: inputs)
     told = await changes.propose({"budgets": {"daily": 5000}}, {})
     await changes.apply(told.hash)
 

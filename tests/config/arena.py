@@ -9,10 +9,10 @@ from gateway.config.problems import ConfigInvalid, ConfigProblem
 from gateway.config.values import (
     BundledPlugin,
     GatewayConfig,
+    Inputs,
     Known,
     Overrides,
     Preset,
-    Surroundings,
 )
 from gateway.control.rules import CORE, check_rule
 
@@ -56,6 +56,7 @@ class Arena:
     root: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     overrides: Overrides = field(default_factory=Overrides)
+    known: Known = KNOWN
 
     @property
     def home(self) -> Path:
@@ -86,15 +87,15 @@ class Arena:
             environment=self.environment,
             home=self.home,
             cwd=self.cwd,
-            known=KNOWN,
+            known=self.known,
             overrides=self.overrides,
         )
 
     def read(self) -> LoadedConfig:
         """The thorough way, also where there is a faster one."""
         path = find_file(None, environment=self.environment, home=self.home, cwd=self.cwd)
-        around = Surroundings(self.environment, self.home, self.cwd, KNOWN, self.overrides)
-        return read(path, around)
+        inputs = Inputs(self.environment, self.home, self.cwd, self.known, self.overrides)
+        return read(path, inputs)
 
     def refusal(self, text: str | bytes | None = None) -> ConfigInvalid:
         try:

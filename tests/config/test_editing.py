@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config.editing import (
-    current,
     difference,
+    read_text,
     save,
     with_budget,
     with_capability,
@@ -23,8 +23,8 @@ from gateway.config.editing import (
 )
 from gateway.config.problems import ConfigInvalid
 from gateway.config.sections import parse_capability
-from gateway.config.toml import CannotEdit, rewritten
-from gateway.config.values import Surroundings
+from gateway.config.toml import CannotEdit, rewrite
+from gateway.config.values import Inputs
 from tests.config.arena import KNOWN, Arena
 from tests.forms import examples
 
@@ -62,8 +62,8 @@ def added(before: str, after: str) -> list[str]:
     return [line for line in lines if line.startswith(("+", "-"))]
 
 
-def around(arena: Arena) -> Surroundings:
-    return Surroundings({}, arena.home, arena.cwd, KNOWN)
+def inputs(arena: Arena) -> Inputs:
+    return Inputs({}, arena.home, arena.cwd, KNOWN)
 
 
 def test_a_plugin_is_added_once_and_behind_everything() -> None:
@@ -205,6 +205,38 @@ def test_every_spelling_of_a_capability_is_revoked(array: str) -> None:
     assert not [one for one in _capabilities(after) if "a.example" in one]
 
 
+SECRETS = {
+    "inline": """secrets = { A = "${env:A}", B = { value = "${env:B}", hosts = ["a.example"] } }""",
+    "table": """[plugins.secrets]
+A = "${env:A}"  # kept
+B = { value = "${env:B}", hosts = ["a.example"] }""",
+    "tables": """[plugins.secrets.B]
+value = "${env:B}"
+hosts = [
+    "a.example",
+]
+[plugins.secrets.A]
+value = "${env:A}"
+hosts = ["https://a.example:443"]""",
+    "dotted": """secrets.A = "${env:A}"
+secrets.B.value = "${env:B}"
+secrets.B.hosts = ["a.example"]""",
+}
+
+
+@pytest.mark.parametrize("form", SECRETS)
+def test_revoking_the_host_of_a_secret_removes_the_secret_however_it_is_written(form: str) -> None:
+    own = '[[plugins]]\nname = "t"  # a plugin\npath = "bundled:fetch"\n'
+    text = f'{own}capabilities = ["http:a.example"]\n{SECRETS[form]}\n[[plugins]]\nname = "u"\n'
+
+    after = without_capability(text, "t", parse_capability("http:a.example"))
+
+    plugin, other = tomllib.loads(after)["plugins"]
+    assert plugin == {"name": "t", "path": "bundled:fetch", "capabilities": []}
+    assert other == {"name": "u"}
+    assert after.startswith(own)
+
+
 def test_lines_of_a_file_from_windows_all_end_alike() -> None:
     text = "[agent]\r\nmodel = 'm'\r\n[[plugins]]\r\nname = 'p'\r\npath = 'q' # c\r\n"
 
@@ -288,9 +320,9 @@ def test_what_is_saved_is_there_at_once_with_the_files_mode_and_owner(arena: Are
     path.chmod(0o640)
     owner = 65_532 if os.geteuid() == 0 else os.geteuid()  # only root gives files away
     os.chown(path, owner, -1)
-    before = current(path, around(arena))
+    before = read_text(path, inputs(arena))
 
-    save(path, before, before.replace("1", "2"), around(arena))
+    save(path, before, before.replace("1", "2"), inputs(arena))
 
     assert path.read_text() == "[gateway]\nport = 2\n"
     assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (0o640, owner)
@@ -300,8 +332,8 @@ def test_what_is_saved_is_there_at_once_with_the_files_mode_and_owner(arena: Are
 def test_a_file_that_is_missing_is_made_for_its_owner_alone(arena: Arena) -> None:
     path = arena.home / ".config" / "exogate" / "config.toml"
 
-    assert current(path, around(arena)) == ""
-    save(path, "", with_plugin("", {"name": "a", "path": "bundled:echo"}), around(arena))
+    assert read_text(path, inputs(arena)) == ""
+    save(path, "", with_plugin("", {"name": "a", "path": "bundled:echo"}), inputs(arena))
 
     assert tomllib.loads(path.read_text())["plugins"][0]["name"] == "a"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -311,7 +343,7 @@ def test_a_link_stays_one(arena: Arena) -> None:
     real, link = arena.write("", "dotfiles/real.toml"), arena.cwd / "config.toml"
     link.symlink_to(real)
 
-    save(link, "", "gateway.port = 1\n", around(arena))
+    save(link, "", "gateway.port = 1\n", inputs(arena))
 
     assert link.is_symlink()
     assert real.read_text() == "gateway.port = 1\n"
@@ -322,7 +354,7 @@ def test_what_would_not_start_is_not_written(arena: Arena) -> None:
     after = with_plugin("# mine\n", {"name": "a", "path": "missing.wasm"})
 
     with pytest.raises(ConfigInvalid) as refusal:
-        save(path, "# mine\n", after, around(arena))
+        save(path, "# mine\n", after, inputs(arena))
 
     assert [(p.source, p.line) for p in refusal.value.problems] == [("config.toml", 5)]
     assert path.read_text() == "# mine\n"
@@ -332,7 +364,7 @@ def test_a_change_by_someone_else_is_not_overwritten(arena: Arena) -> None:
     path = arena.write("# theirs\n")
 
     with pytest.raises(CannotEdit, match="changed in the meantime"):
-        save(path, "# mine\n", "# mine, edited\n", around(arena))
+        save(path, "# mine\n", "# mine, edited\n", inputs(arena))
 
     assert path.read_text() == "# theirs\n"
 
@@ -341,7 +373,7 @@ def test_a_file_that_cannot_be_written_is_said(arena: Arena) -> None:
     path = Path("/proc/nowhere/config.toml")
 
     with pytest.raises(CannotEdit, match="cannot be written"):
-        save(path, "", "gateway.port = 1\n", around(arena))
+        save(path, "", "gateway.port = 1\n", inputs(arena))
 
 
 def test_a_plugin_gets_another_file() -> None:
@@ -446,13 +478,13 @@ def test_what_is_no_scope_is_refused(scope: str) -> None:
 
 
 def one_more(text: str) -> str:
-    return rewritten(f"x = {text}", {"x": [*tomllib.loads(f"x = {text}")["x"], 9]})[4:]
+    return rewrite(f"x = {text}", {"x": [*tomllib.loads(f"x = {text}")["x"], 9]})[4:]
 
 
 def one_less(text: str, index: int) -> str:
     elements = tomllib.loads(f"x = {text}")["x"]
     del elements[index]
-    return rewritten(f"x = {text}", {"x": elements})[4:]
+    return rewrite(f"x = {text}", {"x": elements})[4:]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from gateway.config.environment import key_variables, value_of
 from gateway.config.load import find_file
 from gateway.config.reading import UsualProvider, default_model, usual_choice
-from gateway.config.values import Overrides, Surroundings, shorter_name
+from gateway.config.values import Inputs, Overrides, short_name
 from tests.config.arena import KNOWN, Arena
 
 
@@ -249,7 +249,7 @@ def test_a_configuration_is_read_without_pydantic() -> None:
     assert done.stdout.strip() == "1 False"
 
 
-AROUND = Surroundings({}, Path("/home/me"), Path("/cwd"), KNOWN)
+INPUTS = Inputs({}, Path("/home/me"), Path("/cwd"), KNOWN)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ AROUND = Surroundings({}, Path("/home/me"), Path("/cwd"), KNOWN)
     [("~", "/home/me"), ("~/x", "/home/me/x"), ("/abs", "/abs"), ("soul.md", "/etc/exo/soul.md")],
 )
 def test_home_and_the_files_folder_are_where_a_path_starts(text: str, path: str) -> None:
-    assert AROUND.path(text, Path("/etc/exo")) == Path(path)
+    assert INPUTS.path(text, Path("/etc/exo")) == Path(path)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ def test_home_and_the_files_folder_are_where_a_path_starts(text: str, path: str)
     [("/cwd/sub/c.toml", "sub/c.toml"), ("/home/me/c.toml", "~/c.toml"), ("/etc/c", "/etc/c")],
 )
 def test_a_file_is_called_by_its_shortest_clear_name(path: str, name: str) -> None:
-    assert AROUND.name(Path(path)) == name
-    assert shorter_name(Path(path), home=Path("/home/you"), cwd=Path("/")) == path
+    assert INPUTS.name(Path(path)) == name
+    assert short_name(Path(path), home=Path("/home/you"), cwd=Path("/")) == path
 
 
 @pytest.mark.requirement("S-003-AgentDef-05")

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config.document import without_secrets
 from gateway.config.problems import KeyPath
-from gateway.config.secrets import fitted, is_sensitive, looks_secret, struck
+from gateway.config.secrets import fit_line, is_sensitive, looks_secret, strike
 from tests.config.arena import Arena
 
 SECRET = "hunter2-hunter2"
@@ -116,11 +116,11 @@ def test_a_line_that_begins_inside_a_secret_is_not_shown(arena: Arena) -> None:
     ],
 )
 def test_an_address_is_shown_without_its_user_and_query(line: str, shown: str) -> None:
-    assert struck(line) == shown
+    assert strike(line) == shown
 
 
 def test_a_line_of_a_file_with_windows_line_ends_is_shown_without_them() -> None:
-    assert fitted("foo", "=1\r") == ("foo=1", 3)
+    assert fit_line("foo", "=1\r") == ("foo=1", 3)
 
 
 WITH_SECRETS = """# api_key = "s3cret-0"

@@ -1,14 +1,10 @@
 """MCP servers in the configuration: what is read, and what is refused at its place."""
 
-from dataclasses import replace
-
 import pytest
 
-from gateway.config.load import load
-from gateway.config.problems import ConfigInvalid
 from gateway.domain.ids import Secret
 from gateway.domain.mcp import McpServerDef, McpServing
-from tests.config.arena import KNOWN, Arena
+from tests.config.arena import Arena
 
 BOOKS = "[mcp.servers.books]\nurl = 'https://books.example/mcp'\n"
 
@@ -110,33 +106,6 @@ def test_what_a_server_is_given_is_never_shown(arena: Arena) -> None:
     config = arena.load(files)
 
     assert "of-the-env" not in repr(config)
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "line"),
-    [
-        ('[mcp.servers.notes]\ncommand = "notes"', "mcp.servers.notes", 1),
-        ("\n[mcp.serve]\nenabled = true", "mcp.serve.enabled", 3),
-    ],
-)
-def test_mcp_that_is_not_installed_is_an_error_at_its_place(
-    arena: Arena, text: str, key: str, line: int
-) -> None:
-    file = arena.cwd / "config.toml"
-    file.write_text(text, encoding="utf-8")
-
-    with pytest.raises(ConfigInvalid) as caught:
-        load(
-            file,
-            environment={},
-            home=arena.home,
-            cwd=arena.cwd,
-            known=replace(KNOWN, has_mcp=False),
-        )
-
-    (problem,) = caught.value.problems
-    assert (problem.code, problem.key, problem.line) == ("CFG016", key, line)
-    assert "pip install 'exogate[mcp]'" in problem.fix
 
 
 SERVED = """

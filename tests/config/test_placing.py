@@ -1,5 +1,8 @@
 """Every kind of mistake is shown at its exact place."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from gateway.config.problems import SHOWN
@@ -233,7 +236,7 @@ def test_the_caret_stands_below_the_place(arena: Arena) -> None:
         ("[[gateway]]\nport = 1", "a list should be a table", "write [gateway] with one"),
         ("agent.id = 'a b'", '"a b" has the wrong form', "letters, digits and hyphens"),
         ("context.token_budget = 'atuo'", '"atuo" is not allowed here', 'did you mean "auto"?'),
-        ("gateway.allowed_origins = ['x']", "not scheme://", "Web origins that may connect"),
+        ("gateway.allowed_origins = ['x']", "not scheme://", "write scheme://host"),
         ("store.url = 'embeded'", '"embeded" is not allowed here', 'did you mean "embedded"?'),
         ("store.url = 7", "7 is not allowed here", "choose one of: embedded, memory"),
     ],
@@ -273,3 +276,30 @@ def test_a_long_line_is_cut_around_the_caret(arena: Arena) -> None:
     assert len(problem.text) < 300
     assert len(problem.message) < 300
     assert problem.caret <= len(problem.text)
+
+
+@pytest.mark.parametrize(
+    ("extra", "missing", "text", "key", "line"),
+    [
+        ("mcp", "has_mcp", '[mcp.servers.notes]\ncommand = "notes"', "mcp.servers.notes", 1),
+        ("mcp", "has_mcp", "\n[mcp.serve]\nenabled = true", "mcp.serve.enabled", 3),
+        ("surrealdb", "has_surrealdb", '[store]\nurl = "ws://db:8000"', "store.url", 2),
+        (
+            *("cluster", "has_nats", '[store]\nurl = "ws://db:8000"\n[cluster]\nurl = "nats://n"'),
+            *("cluster.url", 4),
+        ),
+        (
+            *("otel", "has_otel", '[observability]\notlp_endpoint = "http://otel:4318"'),
+            *("observability.otlp_endpoint", 2),
+        ),
+    ],
+)
+def test_an_extra_that_is_not_installed_is_an_error_at_its_place(
+    arena: Arena, extra: str, missing: str, text: str, key: str, line: int
+) -> None:
+    known: dict[str, Any] = {missing: False}
+
+    (problem,) = replace(arena, known=replace(arena.known, **known)).problems(text)
+
+    assert (problem.code, problem.key, problem.line) == ("CFG016", key, line)
+    assert f"pip install 'exogate[{extra}]'" in problem.fix

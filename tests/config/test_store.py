@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.config.load import load
 from gateway.config.problems import ConfigInvalid
 from gateway.domain.ids import Secret
-from tests.config.arena import KNOWN, Arena
+from tests.config.arena import Arena
 
 
 def test_a_server_is_named_with_its_place_and_a_secret_password(arena: Arena) -> None:
@@ -55,19 +54,3 @@ def test_half_of_the_credentials_is_an_error(arena: Arena, there: str, missing: 
 
     assert [(one.key, one.line) for one in caught.value.problems][0] == (f"store.{there}", 3)
     assert f'"{missing}" is missing' in caught.value.problems[0].message
-
-
-def test_a_package_that_is_not_installed_is_an_error_at_its_place(arena: Arena) -> None:
-    path = arena.write('[store]\nurl = "ws://db:8000"')
-    with pytest.raises(ConfigInvalid) as caught:
-        load(
-            path,
-            environment={},
-            home=arena.home,
-            cwd=arena.cwd,
-            known=replace(KNOWN, has_surrealdb=False),
-        )
-
-    (problem,) = caught.value.problems
-    assert (problem.code, problem.key, problem.line) == ("CFG016", "store.url", 2)
-    assert "pip install 'exogate[surrealdb]'" in problem.fix

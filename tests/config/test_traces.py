@@ -1,6 +1,5 @@
 """Where traces go is checked when the configuration is read."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,11 @@ from gateway.config.problems import ConfigInvalid
 from gateway.config.values import GatewayConfig
 
 
-def read(folder: Path, text: str, *, has_otel: bool = True) -> GatewayConfig:
+def read(folder: Path, text: str) -> GatewayConfig:
     path = folder / "config.toml"
     path.write_text(f"[observability]\n{text}\n", encoding="utf-8")
-    others = replace(known(), has_otel=has_otel)
-    return load(path, environment={"KEY": "k-0123456789"}, home=folder, cwd=folder, known=others)
+    variables = {"KEY": "k-0123456789"}
+    return load(path, environment=variables, home=folder, cwd=folder, known=known())
 
 
 @pytest.mark.parametrize("url", ["http://otel:4318", "https://a.example/otlp", "http://[::1]:4318"])
@@ -38,10 +37,3 @@ def test_what_is_not_http_is_refused(tmp_path: Path, url: str) -> None:
 
     [problem] = caught.value.problems
     assert problem.key == "observability.otlp_endpoint"
-
-
-def test_traces_need_their_extra(tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid) as caught:
-        read(tmp_path, 'otlp_endpoint = "http://otel:4318"', has_otel=False)
-
-    assert "pip install 'exogate[otel]'" in caught.value.render()

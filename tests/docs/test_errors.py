@@ -12,7 +12,7 @@ import click
 import pytest
 
 import gateway
-from gateway.api.errors import FAILURES, INTERNAL, explained, explanations
+from gateway.api.errors import FAILURES, INTERNAL, explanations, find_explanation
 from gateway.cli import command
 from gateway.cli.main import exogate
 from gateway.config.problems import Code
@@ -93,5 +93,5 @@ def test_the_page_is_published_as_it_is() -> None:
 
 
 def test_a_code_is_found_however_it_is_written() -> None:
-    assert explained("cfg002") == explained(" CFG002 ")
-    assert explained("nothing") is None
+    assert find_explanation("cfg002") == find_explanation(" CFG002 ")
+    assert find_explanation("nothing") is None

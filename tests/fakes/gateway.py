@@ -23,7 +23,7 @@ from gateway.app.proposals import ConfigFile
 from gateway.cli.configuration import known
 from gateway.config.load import LoadedConfig
 from gateway.config.load import read as read_config
-from gateway.config.values import GatewayConfig, Surroundings
+from gateway.config.values import GatewayConfig, Inputs
 from gateway.domain.version import VERSION
 from gateway.host.files import make_key
 from gateway.sandbox.cache import CompileCache
@@ -163,16 +163,16 @@ async def running(
     is for bounds that no file may set so low."""
     path = await setup.written(folder)
 
-    around = await to_thread.run_sync(lambda: Surroundings(environment, folder, folder, known()))
+    inputs = await to_thread.run_sync(lambda: Inputs(environment, folder, folder, known()))
 
     def read(other: Path | None = None) -> LoadedConfig:
-        loaded = read_config(other or path, around)
+        loaded = read_config(other or path, inputs)
         return replace(loaded, config=change(loaded.config))
 
     config = (await to_thread.run_sync(read)).config
     assembling = assembled(config, version=VERSION, patience_s=patience_s, read=read)
     async with assembling as rooms:
-        rooms.changes.file = ConfigFile(lambda: path, path, lambda: around)
+        rooms.changes.file = ConfigFile(lambda: path, path, lambda: inputs)
         key = await to_thread.run_sync(make_key, config.gateway.data_dir)
         settings = web_settings(config, key)
         app = rooms.web(settings)

@@ -14,7 +14,7 @@ from gateway.domain.ids import RunId
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 
 
-CORE_RULES = RuleReader(check_rule).file(CORE, {})
+CORE_RULES = RuleReader(check_rule).read_file(CORE, {})
 
 
 def core_definitions() -> tuple[RuleDef, ...]:
@@ -23,8 +23,8 @@ def core_definitions() -> tuple[RuleDef, ...]:
 
 def definitions(text: str) -> tuple[RuleDef, ...]:
     """Of a file with this text, called r.toml."""
-    document = Document.parsed(Path("r.toml"), "r.toml", text.encode())
-    return RuleReader(check_rule).whole(document, {rule.id: rule for rule in CORE_RULES})
+    document = Document.parse(Path("r.toml"), "r.toml", text.encode())
+    return RuleReader(check_rule).read_document(document, {rule.id: rule for rule in CORE_RULES})
 
 
 def rules_of(text: str) -> RuleSet:

@@ -20,8 +20,8 @@ from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.journal import pack_text
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import PluginSpace, Stores
+from gateway.store.copying import copier
 from gateway.store.faults import TextRefused
-from gateway.store.snapshot import copier
 from gateway.store.sqlite import OpenDatabase, open_database, stores_over
 from gateway.store.transaction import Transaction
 from gateway.store.writer import (

@@ -7,14 +7,14 @@ import resource
 import select
 import time
 
-from gateway.host.logs import MOST_WAITING_BYTES, detached, logging_to
+from gateway.host.logs import MOST_WAITING_BYTES, detach, logging_to
 from gateway.host.process import YOUNG, allow_open_files, settle
 
 
 def test_a_reader_that_is_stuck_costs_lines_of_the_log_and_no_time() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb"), os.fdopen(writing, "w") as pipe:
-        target = detached(pipe)
+        target = detach(pipe)
         began = time.monotonic()
         with logging_to(target, "info", "json"):
             for _ in range(100):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forms
 from tests.fakes.gateway import ENGINE
 from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase
 from tests.scenarios.stage import Stage, pairs
@@ -22,8 +23,11 @@ password = "{password}"
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = metafunc.definition.get_closest_marker
-    if marked("shared_store") and not marked("embedded_store"):
-        metafunc.parametrize("engine", ["embedded", "shared"], indirect=True)
+    shared = marked("shared_store")
+    if shared and not marked("embedded_store"):
+        is_both = forms.is_long() or not shared.kwargs.get("only_long")
+        engines = ["embedded", "shared"] if is_both else ["embedded"]
+        metafunc.parametrize("engine", engines, indirect=True)
     if "stage" in metafunc.fixturenames:
         ids = [f"{wire}-{tree}" for wire, tree in pairs()]
         metafunc.parametrize("stage", pairs(), ids=ids, indirect=True)
@@ -37,7 +41,8 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
 
 @pytest.fixture(autouse=True)
 def engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that is marked `shared_store` is played over a SurrealDB server too."""
+    """Plays a test that is marked `shared_store` over a SurrealDB server too; one that is marked with
+    `only_long=True` in the long form only."""
     if getattr(request, "param", "embedded") == "shared":
         found: SurrealDatabase = request.getfixturevalue("surreal_database")
         credentials = {"user": USER, "password": PASSWORD}

@@ -30,7 +30,7 @@ from tests.scenarios.chats import (
     script,
 )
 
-pytestmark = pytest.mark.shared_store
+pytestmark = pytest.mark.shared_store(only_long=True)
 
 BOT, APP = "token.of.a-bot", "1100000000000000002"
 ME = "100"

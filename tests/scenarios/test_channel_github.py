@@ -16,7 +16,7 @@ from tests.fakes.client import HttpAnswer, connected, http
 from tests.fakes.gateway import Setup, Site, running
 from tests.fakes.model_server import ModelServer, Reply, scripted_server
 
-pytestmark = pytest.mark.shared_store
+pytestmark = pytest.mark.shared_store(only_long=True)
 
 LONG_S = 60.0
 SECRET = "a-secret-that-github-was-given"

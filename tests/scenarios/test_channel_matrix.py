@@ -23,7 +23,7 @@ from tests.scenarios.chats import (
     script,
 )
 
-pytestmark = pytest.mark.shared_store
+pytestmark = pytest.mark.shared_store(only_long=True)
 
 AS_TOKEN, HS_TOKEN, BOT = "token-of-the-gateway", "token-of-the-homeserver", "@exogate:example.org"
 

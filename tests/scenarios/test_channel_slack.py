@@ -23,7 +23,7 @@ from tests.scenarios.chats import (
     reads_all_of_a_long_answer,
 )
 
-pytestmark = pytest.mark.shared_store
+pytestmark = pytest.mark.shared_store(only_long=True)
 
 BOT, SIGNING, APP = (
     "xoxb-token-of-a-bot",

@@ -24,7 +24,7 @@ from tests.scenarios.chats import (
     script,
 )
 
-pytestmark = pytest.mark.shared_store
+pytestmark = pytest.mark.shared_store(only_long=True)
 
 ACCESS, APP_SECRET, VERIFY = "EAAG-token-of-a-number", "secret-of-the-app", "word-to-verify-with"
 NUMBER, SHOWN = "106540352242922", "15550783881"

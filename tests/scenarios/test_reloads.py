@@ -26,7 +26,7 @@ from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.forms import is_long, keep
 from tests.scenarios.test_channel_telegram import Telegram
 
-pytestmark = pytest.mark.shared_store
+pytestmark = pytest.mark.shared_store(only_long=True)
 
 RELOADS = 777 if is_long() else 16
 RATE = 20.0  # messages a second

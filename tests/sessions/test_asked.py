@@ -13,9 +13,9 @@ from gateway.domain.model import ModelRequest, ToolSpec
 from gateway.sessions.journal import (
     NO_REQUEST,
     RecordedJournal,
-    parted,
     parts_after,
     parts_of,
+    request_difference,
 )
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
@@ -66,7 +66,7 @@ CHANGES: dict[str, ModelRequest] = {
 
 @pytest.mark.parametrize("at", CHANGES)
 def test_the_first_part_that_differs_is_named(at: str) -> None:
-    found = parted("call 1", parts_of(REQUEST), parts_of(CHANGES[at]), "s.md")
+    found = request_difference("call 1", parts_of(REQUEST), parts_of(CHANGES[at]), "s.md")
 
     assert found is not None
     assert found.at == at
@@ -77,7 +77,7 @@ def test_what_a_model_is_not_told_makes_no_difference() -> None:
     slower = Message("tool", result=ToolResult("c1", "a", "done", duration_ms=9.0))
     other = replace(REQUEST, messages=changed(2, slower), deadline_s=1.0)
 
-    assert parted("call 1", parts_of(REQUEST), parts_of(other), "s.md") is None
+    assert request_difference("call 1", parts_of(REQUEST), parts_of(other), "s.md") is None
 
 
 @given(st.lists(REQUESTS, max_size=4))

@@ -12,7 +12,7 @@ from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult, U
 from gateway.domain.model import FinishReason
 from gateway.sessions.lanes import TurnBatch
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.worker import SHOWN_TEXT, RunEnd, end_with, merged, refused
+from gateway.sessions.worker import SHOWN_TEXT, RunEnd, end_with, merged_chunk, refused_end
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = SessionKey(AgentId("a"), "c", "p")
@@ -68,7 +68,7 @@ def test_the_last_message_has_the_status_of_the_end(
 
 
 def test_a_refusal_keeps_the_question_and_says_why() -> None:
-    end = refused(TurnBatch(asked("hi")), None, "config_error", "gone", NOW)
+    end = refused_end(TurnBatch(asked("hi")), None, "config_error", "gone", NOW)
 
     assert [node.message.text for node in end.nodes] == ["hi", "gone"]
     assert (end.terminal.type, end.terminal.data["message"]) == ("error", "gone")
@@ -115,7 +115,7 @@ def test_each_question_is_a_message_by_itself_with_its_own_id_and_run() -> None:
 
 
 def test_a_merged_run_says_which_one_answered_it() -> None:
-    data = merged(RunId("r-b"), NodeId("m-b.1"), AT).data
+    data = merged_chunk(RunId("r-b"), NodeId("m-b.1"), AT).data
 
     assert (data["reason"], data["merged_into"], data["message_id"]) == ("merged", "r-b", "m-b.1")
     assert data["response"] == ""

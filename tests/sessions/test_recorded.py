@@ -7,7 +7,7 @@ from pydantic_core import from_json
 from gateway.domain.events import Notice
 from gateway.domain.journal import attempt_of, chunks_of, pack_text
 from gateway.domain.mcp import UnreachableServer
-from gateway.sessions.journal import NO_REQUEST, RunInputs, parts_after, parts_of, read_in
+from gateway.sessions.journal import NO_REQUEST, RunInputs, parts_after, parts_of, read_inputs
 from tests.memory.test_context import NOW, a_fact, a_turn
 from tests.sessions.test_asked import REQUEST
 
@@ -22,7 +22,7 @@ def test_what_an_earlier_version_wrote_is_read_as_it_was_meant() -> None:
 
     (ask,) = (one.values[0] for one in attempt.entries if one.kind == "ask")
     recalled = (a_fact(1), a_turn(2, message_id="m"))
-    assert read_in(attempt) == RunInputs(
+    assert read_inputs(attempt) == RunInputs(
         (NOTICE,), {"n": 1}, recalled, "why", (UnreachableServer("s", "gone"),)
     )
     assert parts_after(NO_REQUEST, ask) == parts_of(REQUEST)

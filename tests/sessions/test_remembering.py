@@ -25,7 +25,7 @@ from gateway.domain.messages import Node
 from gateway.domain.ports import PluginSpace
 from gateway.memory.context import Episode
 from gateway.memory.recall import Recall, Vault
-from gateway.sessions.journal import RunInputs, packed, read_in
+from gateway.sessions.journal import RunInputs, packed, read_inputs
 from gateway.sessions.replay import Replayed
 from gateway.sessions.worker import (
     FAILED,
@@ -257,7 +257,7 @@ def test_a_memory_that_cannot_be_read_is_said_to_be_damaged(change: dict[str, ob
     attempt = _changed(written(RunInputs(recalled=(a_fact(1),))), change)
 
     with pytest.raises(JournalUnreadable, match="damaged"):
-        read_in(attempt)
+        read_inputs(attempt)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_memory_that_cannot_be_read_is_said_to_be_damaged(change: dict[str, ob
 )
 def test_what_else_a_run_read_is_damaged_in_the_same_words(plain: dict[str, object]) -> None:
     with pytest.raises(JournalUnreadable, match="damaged"):
-        read_in(Attempt((JournalEntry("begin", ({}, plain)),)))
+        read_inputs(Attempt((JournalEntry("begin", ({}, plain)),)))
 
 
 NOTICE = Notice("told", id="n", to="both", data={"a": [1]}, expires_at=NOW)
@@ -284,5 +284,5 @@ def test_what_a_run_read_comes_back_the_same(found: list[Recalled], missing: str
         (NOTICE, Notice("x")), {"n": 1}, tuple(found), missing, (UnreachableServer("s", "why"),)
     )
 
-    assert read_in(written(read)) == read
-    assert read_in(written(RunInputs())) == read_in(Attempt(())) == RunInputs()
+    assert read_inputs(written(read)) == read
+    assert read_inputs(written(RunInputs())) == read_inputs(Attempt(())) == RunInputs()

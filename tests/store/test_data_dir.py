@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.domain.errors import DataDirInUse, StoreRefused, StoreUnavailable
-from gateway.store.opening import Owner, locked, make_private, read_owner, write_address
+from gateway.store.opening import Owner, locked, make_private, read_owner, write_owner
 from gateway.store.sqlite import require_acknowledged
 from gateway.store.writer import Mark, Progress
 
@@ -35,9 +35,9 @@ def test_a_file_in_its_place_is_named(tmp_path: Path) -> None:
 HOLDING = """
 import sys
 from pathlib import Path
-from gateway.store.opening import locked, write_address
+from gateway.store.opening import locked, write_owner
 with locked(Path(sys.argv[1])):
-    write_address(Path(sys.argv[1]), "http://127.0.0.1:7200")
+    write_owner(Path(sys.argv[1]), url="http://127.0.0.1:7200")
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -80,8 +80,8 @@ def test_a_killed_owner_owns_nothing(tmp_path: Path, holder: "subprocess.Popen[s
 
 def test_an_address_replaces_a_longer_one_whole(tmp_path: Path) -> None:
     with locked(tmp_path):
-        write_address(tmp_path, "http://a-long-name.example:7200")
-        write_address(tmp_path, "http://b:1")
+        write_owner(tmp_path, url="http://a-long-name.example:7200")
+        write_owner(tmp_path, url="http://b:1")
 
         assert read_owner(tmp_path) == Owner(os.getpid(), "http://b:1")
     assert read_owner(tmp_path) is None

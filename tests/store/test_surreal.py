@@ -26,7 +26,7 @@ from gateway.store.surreal_connection import (
     Params,
     SurrealConnection,
 )
-from gateway.store.surreal_reads import Selection
+from gateway.store.surreal_transaction import Selection
 from gateway.store.tables import TABLES
 from gateway.store.transaction import SEQ_BITS, Transaction, places_of
 from tests.fakes.clock import FakeClock

@@ -87,7 +87,7 @@ async def test_a_store_that_is_away_is_no_defect() -> None:
         async def read_original(self, *_: object) -> None:
             raise StoreUnavailable("disk")
 
-    with pytest.raises(ToolFailed, match="out of reach"):
+    with pytest.raises(ToolFailed, match="cannot be read"):
         await ResultTool(Away()).call({"reference": "r"}, SCOPE)  # type: ignore[arg-type]  # no more is asked
 
 

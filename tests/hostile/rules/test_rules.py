@@ -14,14 +14,14 @@ HERE = Path(__file__).parent
 HOSTILE = sorted(HERE.glob("*.toml"))
 ODD = sorted((HERE / "fine").glob("*.toml"))
 READER = RuleReader(check_rule, lambda path: path.name)
-TAKEN = {rule.id: rule for rule in READER.file(CORE, {})}
+TAKEN = {rule.id: rule for rule in READER.read_file(CORE, {})}
 
 
 @pytest.mark.requirement("S-002-Rules-03")
 @pytest.mark.parametrize("path", HOSTILE, ids=lambda path: path.stem)
 def test_a_hostile_file_is_refused_with_places(path: Path) -> None:
     with pytest.raises(ConfigInvalid) as caught:
-        READER.file(path, TAKEN)
+        READER.read_file(path, TAKEN)
 
     for problem in caught.value.problems:
         assert problem.source == path.name
@@ -37,7 +37,7 @@ def test_a_hostile_file_is_refused_with_places(path: Path) -> None:
 
 @pytest.mark.parametrize("path", ODD, ids=lambda path: path.stem)
 def test_an_odd_file_loads_and_whatever_happens_harms_nobody(path: Path) -> None:
-    rules = load_rules(READER.file(path, TAKEN))
+    rules = load_rules(READER.read_file(path, TAKEN))
     deep: object = None
     for _ in range(50_000):
         deep = {"payload": deep, "x": [deep]}
