@@ -39,11 +39,9 @@ class Limits:
 
 
 # Least and greatest value of each limit, in the configuration and in the settings of users.
+_LIMITS = {one.name: one.metadata["setting"] for one in fields(Limits)}
 BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {
-        one.name: (one.metadata["setting"].least, one.metadata["setting"].most)
-        for one in fields(Limits)
-    }
+    {name: (one.least, one.most) for name, one in _LIMITS.items()}
 )
 AUTO = 0  # `token_budget` is the usual share of the model's window
 

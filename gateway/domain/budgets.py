@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple, Protocol, get_args
 
 from gateway.domain.agents import OWN_CHANNELS
@@ -106,10 +106,9 @@ class Scope(NamedTuple):
     @property
     def period_start(self) -> datetime | None:
         """The first moment of the period, or None for a scope without one."""
-        if not (period := self.period):
+        if not self.period:
             return None
-        start = date.fromisoformat(f"{period}-01"[:10])
-        return datetime(start.year, start.month, start.day, tzinfo=UTC)
+        return datetime.fromisoformat(f"{self.period}-01"[:10]).replace(tzinfo=UTC)
 
     @property
     def resets_at(self) -> datetime | None:
@@ -398,10 +397,8 @@ class BudgetExceeded(GatewayError):
         used, reserved = tally.used.of(unit), tally.held.of(unit)
         self.scope, self.unit = str(tally.scope), unit
         self.tally, self.bound, self.waits_for = tally, limit, waits_for
-        self.used, self.reserved, self.limit = (
-            in_unit(unit, one) for one in (used, reserved, limit)
-        )
-        self.taken = in_unit(unit, used + reserved)
+        amounts = (used, reserved, limit, used + reserved)
+        self.used, self.reserved, self.limit, self.taken = (in_unit(unit, one) for one in amounts)
         self.resets_at = tally.scope.resets_at
         self.retry_after_s = retry_after_s
         self.retryable = retry_after_s is not None or self.resets_at is not None
@@ -411,10 +408,9 @@ class BudgetExceeded(GatewayError):
     @property
     def facts(self) -> Mapping[str, object]:
         """The data of the refusal for programs."""
-        names = ("scope", "used", "reserved", "limit", "unit", "resets_at")
-        facts = {name: getattr(self, name) for name in names}
-        after_s = self.retry_after_s
-        return facts if after_s is None else facts | {"retry_after_s": after_s}
+        names = ["scope", "used", "reserved", "limit", "unit", "resets_at"]
+        names += ["retry_after_s"] if self.retry_after_s is not None else []
+        return {name: getattr(self, name) for name in names}
 
 
 Decide = Callable[[Sequence[Tally]], Grant]  # pure; raises BudgetExceeded
