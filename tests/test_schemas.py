@@ -1,4 +1,4 @@
-"""Schemas of tools are checked fast, and cannot harm whoever wrote them."""
+"""Schemas of tools are checked fast and with bounded cost."""
 
 import json
 import time

@@ -88,7 +88,6 @@ from gateway.web.status import (
     EventMethods,
     PluginCallMethods,
     ProcessInfo,
-    ReloadMethods,
     StatusMethods,
 )
 from gateway.web.tokens import TokenMethods
@@ -414,8 +413,7 @@ class Gateway:
             SessionMethods(front),
             self._events,
             SettingsMethods(shared.settings, its.made.choosable),
-            ReloadMethods(self.reloads.reload),
-            ConfigMethods(self.changes, partial(self._examine, spending)),
+            ConfigMethods(self.reloads.reload, self.changes, partial(self._examine, spending)),
             PluginCallMethods(its.gate, lambda: plugins.infos, ids),
             ClusterMethods(shared.cluster.overview if shared.cluster else None, clock),
             status,

@@ -27,14 +27,14 @@ from gateway.api.errors import (
     failure_of,
 )
 from gateway.api.http import Alive, Operation, twin
-from gateway.domain.channels import WebhookAnswer, WebhookCall, Webhooks
+from gateway.domain.channels import Webhooks
 from gateway.domain.errors import BadSessionKey, GatewayError, NotFound, StoreUnavailable
 from gateway.domain.ports import Clock
 from gateway.web import rpc
 from gateway.web.health import Ready, answer_readiness
 from gateway.web.identity import Identities, Principal, has_scope
 from gateway.web.responses import OpenAiFailure, error_response, json_response
-from gateway.web.rpc import Call, Registry, validate
+from gateway.web.rpc import Registry, validate
 from gateway.web.settings import WebSettings
 from gateway.web.socket import Sockets
 from gateway.web.webhooks import WebhookRoutes, is_webhook
@@ -246,14 +246,10 @@ class Unavailable:
     def largest_body(self, channel: str) -> int | None:
         raise StoreUnavailable(self.why())
 
-    async def receive(self, call: WebhookCall) -> WebhookAnswer:
+    async def receive(self, *_: object) -> Any:
         raise StoreUnavailable(self.why())
 
-    async def route(self, _request: Request) -> Response:
-        raise StoreUnavailable(self.why())
-
-    async def method(self, _call: Call, _params: Params) -> object:
-        raise StoreUnavailable(self.why())
+    route = method = receive
 
     async def reasons(self) -> Sequence[str]:
         return [self.why()]

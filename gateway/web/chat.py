@@ -247,12 +247,7 @@ def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Rou
 
 
 CHANNEL = "api"
-STATUS = {
-    "provider_error": 502,
-    "budget_exceeded": 429,
-    "internal_error": 500,
-    "config_error": 500,
-}
+STATUS = {"provider_error": 502, "budget_exceeded": 429, "internal_error": 500, "config_error": 500}
 TOO_LATE = "the run reached its time limit; the answer so far comes with this error"
 
 
@@ -403,9 +398,6 @@ def _error(kind: str, facts: Mapping[str, Any]) -> http.RunError:
     return build(http.RunError, facts, **names, message=message, user_facing_message=message)
 
 
-JSON_DEPTH = 64
-
-
 @dataclass(frozen=True, slots=True)
 class McpApi:
     """The route of MCP; there is none without a server."""
@@ -426,7 +418,7 @@ class McpDoor:
         request = Request(scope, receive)
         principal = require_scope(request, "MCP", "chat")
         body = await request.body()
-        parse_json(body, JSON_DEPTH)
+        parse_json(body)
         scope["state"][CLIENT] = McpClient(principal.name, principal.agents)
         read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -327,7 +327,7 @@ def asyncapi(methods: Sequence[Method], version: str) -> Json:
     outputs = [*events, ErrorObject, *(one.result for one in methods)]
     schemas = schemas_of(outputs=outputs, inputs=[one.params for one in methods])
     components = dict(schemas.components)
-    inside = [_place(schemas.input(one.params)) for one in methods]
+    inside = [schemas.input(one.params)["$ref"].rpartition("/")[2] for one in methods]
     forms = {name: components.pop(name) for name in set(inside)}
     error = _envelope("id", error=_error(schemas.output(ErrorObject)))
     messages = {"error": _message("An error.", error)}
@@ -343,7 +343,14 @@ def asyncapi(methods: Sequence[Method], version: str) -> Json:
         "info": {"title": "exogate", "version": version, "description": _ABOUT_SOCKET},
         "defaultContentType": "application/json",
         "servers": {"gateway": _SERVER},
-        "channels": {"socket": _channel(_without_discriminators(messages))},
+        "channels": {
+            "socket": {
+                "address": "/ws",
+                "description": _CLOSES,
+                "messages": _without_discriminators(messages),
+                "bindings": {"ws": {"method": "GET"}},
+            }
+        },
         "operations": _operations(methods),
         "components": {
             "schemas": _without_discriminators(components),
@@ -359,15 +366,6 @@ _SERVER: Json = {
     "variables": {"address": {"default": "127.0.0.1:7200", "description": "Host and port."}},
     "security": [{"$ref": "#/components/securitySchemes/token"}],
 }
-
-
-def _channel(messages: Json) -> Json:
-    return {
-        "address": "/ws",
-        "description": _CLOSES,
-        "messages": messages,
-        "bindings": {"ws": {"method": "GET"}},
-    }
 
 
 def _operations(methods: Sequence[Method]) -> Json:
@@ -444,10 +442,6 @@ def _error(data: Json) -> Json:
             for code in sorted(types)
         ],
     }
-
-
-def _place(reference: Json) -> str:
-    return str(reference["$ref"]).removeprefix(PLACE.partition("{")[0])
 
 
 def _without_discriminators(value: Any) -> Any:

@@ -124,16 +124,16 @@ class FailedAttempts:
         settings, now, peer = self._settings, self._clock.monotonic(), address_group(address)
         self._note(peer)
         if self._slowed.get(peer, now) > now:
-            _keep(self._slowed, peer, now + settings.auth_slowed_s, self._max_peers)
+            self._keep(self._slowed, peer, now + settings.auth_slowed_s)
             return TooManyFailures(settings.auth_slowed_s, self._delay(peer, now))
         self._slowed.pop(peer, None)
         times, since = self._failed.pop(peer, (0, now))
         if now - since > settings.auth_window_s:
             times, since = 0, now
         if times + 1 >= settings.auth_failures:
-            _keep(self._slowed, peer, now + settings.auth_slowed_s, self._max_peers)
+            self._keep(self._slowed, peer, now + settings.auth_slowed_s)
         else:
-            _keep(self._failed, peer, (times + 1, since), self._max_peers)
+            self._keep(self._failed, peer, (times + 1, since))
         return Unauthorized()
 
     def _delay(self, peer: str, now: float) -> float:
@@ -154,12 +154,11 @@ class FailedAttempts:
         if times and self._audit is not None:
             self._audit.append_soon(AuditEvent(at, "login.refused", peer, {"times": times}))
 
-
-def _keep(kept: dict[str, T], peer: str, value: T, limit: int) -> None:
-    kept.pop(peer, None)
-    kept[peer] = value
-    if len(kept) > limit:
-        del kept[next(iter(kept))]  # the oldest, so that memory is bounded
+    def _keep(self, kept: dict[str, T], peer: str, value: T) -> None:
+        kept.pop(peer, None)
+        kept[peer] = value
+        if len(kept) > self._max_peers:
+            del kept[next(iter(kept))]  # the oldest, so that memory is bounded
 
 
 @dataclass(frozen=True, slots=True)

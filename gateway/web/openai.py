@@ -29,9 +29,8 @@ from gateway.web.rpc import Run, read_body
 
 MOST_TEXT = 400_000  # characters of a question, and of instructions
 COMPLETE = frozenset({"answered", "cancelled", "superseded", "merged"})  # no limit was reached
-DECISIVE = frozenset(
-    {"content", "thinking", "tool_call", "done", "error"}
-)  # show if there is an answer
+# The first of these events shows whether there is an answer to stream.
+DECISIVE = frozenset({"content", "thinking", "tool_call", "done", "error"})
 
 
 class NoSuchModel(NotFound):

@@ -9,13 +9,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from gateway.api.declarations import build, plain
-from gateway.api.errors import (
-    ErrorAnswer,
-    InvalidParams,
-    error_headers,
-    error_object,
-    failure_of,
-)
+from gateway.api.errors import ErrorAnswer, InvalidParams, error_headers, error_object, failure_of
 from gateway.api.openai import OpenAiError, OpenAiErrorAnswer
 from gateway.domain.errors import Conflict
 

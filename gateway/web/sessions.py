@@ -131,12 +131,9 @@ class SessionMethods:
         key, agents = record.key, self.front.agents
         if key.agent not in agents:
             raise UnknownAgent(key.agent, tuple(agents))
-        agent = agents[key.agent]
         path = await self.front.sessions.path(key, limit=MOST_READ)
         summary = summary_of(path.summary)
-        context = export_context(
-            record, path.nodes, summary, agent, user=key.account, project=agent.project
-        )
+        context = export_context(record, path.nodes, summary, agents[key.agent])
         return api.OracleExport(context=context)
 
     async def _record(self, call: Call, params: api.OfSession) -> SessionRecord:
@@ -242,13 +239,7 @@ def _nodes_of(context: api.OracleContext) -> Sequence[Node]:
 
 
 def export_context(
-    record: SessionRecord,
-    nodes: Sequence[Node],
-    summary: Summary | None,
-    agent: AgentDef,
-    *,
-    user: str,
-    project: str = "default",
+    record: SessionRecord, nodes: Sequence[Node], summary: Summary | None, agent: AgentDef
 ) -> OracleContext:
     """Makes an OracleContext of the end of the path to HEAD, with the newest exchanges that the budget has room for.
     It is suspended if another model than the agent's answered last, until the next turn."""
@@ -262,8 +253,8 @@ def export_context(
     files = [known.files, *(one.mentioned_files for one in recent)]
     return OracleContext(
         id=str(uuid5(NAMESPACE_URL, str(record.key))),
-        user_id=user,
-        project_id=project,
+        user_id=record.key.account,
+        project_id=agent.project,
         session_start=record.created_at,
         last_activity=record.updated_at,
         last_model=last_model,

@@ -11,13 +11,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.lowlevel import checkpoint
 
-from gateway.api.errors import (
-    AnswerTooLarge,
-    NotHere,
-    TooManyFailures,
-    Unauthorized,
-    delay_of,
-)
+from gateway.api.errors import AnswerTooLarge, NotHere, TooManyFailures, Unauthorized, delay_of
 from gateway.api.operating import Auth, Introduced
 from gateway.domain.errors import Busy, GatewayError
 from gateway.domain.inbox import RunRecord
@@ -27,8 +21,8 @@ from gateway.web import rpc
 from gateway.web.identity import Identities, Identity, Principal
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import LAGGING, TOO_MANY, Wire
-from gateway.web.wire.http import Admission, Handshake
-from gateway.web.wire.visitors import OriginGuard, Visitor
+from gateway.web.wire.http import Admission
+from gateway.web.wire.visitors import Endpoint, Headers, OriginGuard, Visitor
 
 log = logging.getLogger(__name__)
 
@@ -137,11 +131,11 @@ class Sockets:
         """Applies other settings and methods to later handshakes and calls, also of open sockets."""
         self.settings, self.registry, self._guard = settings, registry, guard
 
-    def admit(self, handshake: Handshake) -> Admission:
+    def admit(self, path: str, headers: Headers, client: Endpoint, server: Endpoint) -> Admission:
         """Raises HostRefused, OriginRefused, NotHere, Unauthorized, TooManyFailures."""
-        visitor = self._guard.admit(handshake.headers, handshake.client, handshake.server)
+        visitor = self._guard.admit(headers, client, server)
         identity = self.identities.identify(visitor)
-        if handshake.path != PATH:
+        if path != PATH:
             raise NotHere if identity else Unauthorized
         settings = self.settings
         max_frame = settings.max_frame_bytes if identity else settings.pre_auth_frame_bytes
@@ -159,9 +153,8 @@ class Sockets:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """An open socket with its identity and its calls. Without an identity the peer must call `auth` first. Calls start in
-    the order of their frames and run side by side.
-    While too many run, the socket is not read."""
+    """An open socket with its identity and its calls. Without an identity the peer must call `auth` first. Calls
+    start in the order of their frames and run side by side. While too many run, the socket is not read."""
 
     sockets: Sockets
     wire: Wire

@@ -54,20 +54,6 @@ class ProcessInfo:
     config: Callable[[], api.ConfigState]
 
 
-class Reload(Protocol):
-    """Raises InvalidParams."""
-
-    async def __call__(self, *, dry_run: bool, path: str | None) -> api.Reloaded: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadMethods:
-    reload: Reload
-
-    async def config_reload(self, call: Call, params: api.ReloadConfig) -> api.Reloaded:
-        return await self.reload(dry_run=params.dry_run, path=params.path)
-
-
 @dataclass(frozen=True, slots=True)
 class StatusMethods:
     front: Front
@@ -344,6 +330,12 @@ def _can_see(principal: Principal, key: SessionKey | None) -> bool:
     return can_see_session(principal, key)
 
 
+class Reload(Protocol):
+    """Raises InvalidParams."""
+
+    async def __call__(self, *, dry_run: bool, path: str | None) -> api.Reloaded: ...
+
+
 class ProposedChanges(Protocol):
     """Raises InvalidParams, Conflict."""
 
@@ -356,8 +348,12 @@ class ProposedChanges(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConfigMethods:
+    reload: Reload
     changes: ProposedChanges
     examine: Callable[..., Awaitable[api.DoctorReport]]
+
+    async def config_reload(self, call: Call, params: api.ReloadConfig) -> api.Reloaded:
+        return await self.reload(dry_run=params.dry_run, path=params.path)
 
     async def config_propose(self, call: Call, params: api.ProposeConfig) -> api.Proposed:
         return await self.changes.propose(params.patch, params.secrets or {})

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -49,7 +49,7 @@ class WebhookRoutes:
         check_length(scope["headers"], limit)
         parts: list[bytes] = []
         try:
-            await self._read(receive, limit, parts)
+            await self._read(Request(scope, receive), limit, parts)
             call = WebhookCall(
                 name,
                 scope["method"],
@@ -65,13 +65,9 @@ class WebhookRoutes:
         finally:
             self._held -= sum(map(len, parts))
 
-    async def _read(self, receive: Receive, limit: int, parts: list[bytes]) -> None:
+    async def _read(self, request: Request, limit: int, parts: list[bytes]) -> None:
         size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            part = message.get("body", b"")
+        async for part in request.stream():
             size += len(part)
             if size > limit:
                 raise BodyTooLarge(limit)
@@ -79,8 +75,6 @@ class WebhookRoutes:
                 raise Busy("too many webhook calls at once; try again")
             parts.append(part)
             self._held += len(part)
-            if not message.get("more_body", False):
-                return
 
 
 def is_webhook(scope: Scope) -> bool:

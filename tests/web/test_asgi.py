@@ -1,4 +1,4 @@
-"""The application: guards, identity, errors."""
+"""The web application: guards, authentication and errors."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The AsyncAPI document names every method and event, and what it promises is what is sent."""
+"""The AsyncAPI document describes every method and event as they are sent."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""POST /api/chat: the stored answer for a repeated key, and an honest word when it is gone."""
+"""POST /api/chat: a repeated key gets the stored answer, or an error if the answer is deleted."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""/api/conversations/{id}: one's own is read, or gone for good; another's is not there."""
+"""/api/conversations/{id}: owners read and erase their conversations; other users get not_found."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

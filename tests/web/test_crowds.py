@@ -1,4 +1,4 @@
-"""Many connections: of one address, and of those who do not say who they are."""
+"""The limits on connections of one address and on unauthenticated connections."""
 
 from contextlib import AsyncExitStack
 from dataclasses import replace

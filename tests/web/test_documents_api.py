@@ -1,4 +1,4 @@
-"""Documents are made once, off the loop, and for whoever may come in."""
+"""Documents are made once, in a thread, and need a token."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Times and numbers as callers write them: as JSON Schema has them, and nothing else."""
+"""Times and numbers of callers are read as JSON Schema defines them."""
 
 from datetime import UTC, datetime
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Host, Origin and JSON, before anybody is asked who they are."""
+"""Host, Origin and JSON are checked before authentication."""
 
 import contextlib
 import json

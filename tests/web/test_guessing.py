@@ -1,4 +1,4 @@
-"""Wrong tokens over real sockets: whoever guesses is slowed, and a valid token is let in all the same."""
+"""Wrong tokens over real sockets: guesses are delayed, and valid tokens still work."""
 
 from dataclasses import replace
 

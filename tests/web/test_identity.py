@@ -1,4 +1,4 @@
-"""Tokens, the local operator, scopes, and what guessing costs."""
+"""Tokens, the local operator, scopes and delays for guesses."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Bytes to messages, however they are cut."""
+"""Bytes become messages, however the stream is cut."""
 
 from hypothesis import given
 from hypothesis import strategies as st

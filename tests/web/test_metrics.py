@@ -1,4 +1,4 @@
-"""GET /metrics: numbers that Prometheus understands, and whom they are told."""
+"""GET /metrics: the text format of Prometheus, and the scope that it needs."""
 
 import re
 from pathlib import Path

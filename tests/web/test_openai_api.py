@@ -1,4 +1,4 @@
-"""/v1 over HTTP: models, answers whole and as streams, conversations, repeated keys, callers who leave."""
+"""/v1 over HTTP: models, whole and streamed answers, conversations, repeated keys, callers that disconnect."""
 
 import json
 from collections.abc import AsyncIterator

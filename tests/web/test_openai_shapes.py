@@ -1,4 +1,4 @@
-"""Requests, answers and errors in the words of the OpenAI chat API."""
+"""Requests, answers and errors in the form of OpenAI's chat API."""
 
 from typing import Any
 

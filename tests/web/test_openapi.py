@@ -1,4 +1,4 @@
-"""What an operation says of itself stands in the document, with what every operation may answer."""
+"""The OpenAPI document describes every operation with all of its answers."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""A conversation as an OracleContext: its fields, its bounds, and back without a loss."""
+"""A conversation as an OracleContext: its fields, its bounds, and a lossless way back."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ CONTEXT: TypeAdapter[OracleContext] = TypeAdapter(OracleContext)
 NOW = datetime(2025, 1, 15, 10, 30, tzinfo=UTC)
 AGENT = AgentDef(AgentId("a"), "p", "m")
 RECORD = SessionRecord(
-    SessionKey(AgentId("a"), "websocket", "p"), NOW, NOW, 2, 1, 1, None, "active", NodeId("n")
+    SessionKey(AgentId("a"), "websocket", "ann"), NOW, NOW, 2, 1, 1, None, "active", NodeId("n")
 )
 SUMMARY = Summary(
     NodeId("2"),
@@ -57,7 +57,7 @@ def nodes_of(*said: Message, model: str = "m") -> tuple[Node, ...]:
 
 
 def view(*said: Message, agent: AgentDef = AGENT, model: str = "m") -> OracleContext:
-    return export_context(RECORD, nodes_of(*said, model=model), SUMMARY, agent, user="ann")
+    return export_context(RECORD, nodes_of(*said, model=model), SUMMARY, agent)
 
 
 @pytest.mark.requirement("S-000-Json-01", "S-000-Context-02", "S-000-Model-01")
@@ -130,7 +130,7 @@ def test_what_is_exported_can_be_imported_and_is_the_same(
         told = [Message("tool", result=one) for one in results]
         said += [Message("user", question), *asked, *told, Message("assistant", answer)]
     summary = SUMMARY if with_summary else None
-    context = export_context(RECORD, nodes_of(*said), summary, AGENT, user="ann")
+    context = export_context(RECORD, nodes_of(*said), summary, AGENT)
 
     read = CONTEXT.validate_python(json.loads(encode(context)))
 
@@ -149,7 +149,7 @@ def test_what_is_exported_can_be_imported_and_is_the_same(
     if with_summary:
         carried = summary_from(read, NodeId("s"))
         assert carried is not None
-        later = export_context(RECORD, nodes_of(*again), carried, AGENT, user="ann")
+        later = export_context(RECORD, nodes_of(*again), carried, AGENT)
         assert later.compressed_summary == context.compressed_summary
         assert (later.key_decisions, later.compression_count) == (context.key_decisions, 1)
     else:
@@ -251,7 +251,7 @@ def test_a_conversation_with_another_model_is_suspended_until_its_next_turn() ->
     changed = view(*SAID, model="old")
 
     assert (changed.status, changed.last_model) == ("suspended", "old")
-    closed = export_context(replace(RECORD, state="closed"), (), None, AGENT, user="ann")
+    closed = export_context(replace(RECORD, state="closed"), (), None, AGENT)
     assert (closed.status, closed.recent_exchanges) == ("closed", ())
 
 

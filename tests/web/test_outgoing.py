@@ -1,4 +1,4 @@
-"""Whoever sends never waits; whoever lags is cut off."""
+"""Senders never wait, and lagging readers are closed."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""HTTP over real sockets: who is too large, too slow, too many or ambiguous."""
+"""HTTP over real sockets: requests that are too large, too slow, too many or ambiguous are refused."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""One table, one shape, and nothing internal in it."""
+"""All errors come from one table, have one shape and show nothing internal."""
 
 import json
 

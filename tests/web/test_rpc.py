@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 by the letter."""
+"""JSON-RPC 2.0 as its specification says."""
 
 import json
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Types become schemas: what may be absent, where a type stands, and two of one name."""
+"""Types become schemas: optional fields, references, and two types of one name."""
 
 from gateway.api.declarations import Params, Value
 from gateway.web.documents import schemas_of

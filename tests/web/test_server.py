@@ -1,4 +1,4 @@
-"""Listening, and letting everybody go."""
+"""Listening and shutting down."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Settings of the front door."""
+"""The settings of the web room."""
 
 import pytest
 

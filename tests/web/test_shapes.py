@@ -1,4 +1,4 @@
-"""How messages and plugins look outside: the fields, roles and times that are promised."""
+"""The fields, roles and times of messages and plugins in answers."""
 
 import json
 from datetime import UTC, datetime

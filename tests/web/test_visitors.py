@@ -1,4 +1,4 @@
-"""Addresses by value, proxies by trust."""
+"""Addresses are compared by value, and only trusted proxies are believed."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""/webhooks: no credential of ours, no Host and no Origin; everything else is guarded as ever."""
+"""/webhooks need no token, Host or Origin; every other guard applies."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""Tasks that are used again."""
+"""Workers reuse their tasks."""
 
 import anyio
 

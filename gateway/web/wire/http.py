@@ -4,7 +4,6 @@ import asyncio
 import binascii
 from base64 import b64decode
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import NamedTuple, Protocol
 
@@ -35,7 +34,7 @@ from gateway.web.responses import error_body
 from gateway.web.settings import WebSettings
 from gateway.web.wire.connections import OpenConnections
 from gateway.web.wire.frames import StallTimer, Timer, Wire
-from gateway.web.wire.visitors import SECURITY_HEADERS, parse_address
+from gateway.web.wire.visitors import SECURITY_HEADERS, Endpoint, Headers, parse_address
 
 _SLACK = 512  # bytes of a head besides its target and headers: method, version, line ends
 _WEBSOCKET = b"websocket"
@@ -116,17 +115,6 @@ class RequestApp:
         cycle.disconnected = True
 
 
-@dataclass(frozen=True, slots=True)
-class Handshake:
-    """A valid handshake; `answer` accepts it."""
-
-    path: str
-    headers: Sequence[tuple[bytes, bytes]]
-    client: tuple[str, int] | None
-    server: tuple[str, int | None] | None
-    answer: bytes
-
-
 class Admission(NamedTuple):
     """The right to open one socket."""
 
@@ -135,8 +123,8 @@ class Admission(NamedTuple):
 
 
 class Admitter(Protocol):
-    def admit(self, handshake: Handshake) -> Admission:
-        """Raises GatewayError, with which the handshake is refused."""
+    def admit(self, path: str, headers: Headers, client: Endpoint, server: Endpoint) -> Admission:
+        """Admits a valid handshake. Raises GatewayError, with which the handshake is refused."""
         ...
 
 
@@ -198,11 +186,11 @@ class GuardedHttp(HttpToolsProtocol):
         self._linger = Timer(self.loop, transport.abort)
         peer = parse_address(str(self.client[0])) if self.client else None
         self._proxy = peer if self._connections.visitor_reader.is_trusted(peer) else None
-        has_seat = self._connections.assign_address(self, None if self._proxy else peer)
+        is_within_limit = self._connections.assign_address(self, None if self._proxy else peer)
         if self._connections.is_overrun or self._connections.is_group_overrun(self):
             transport.abort()
-        elif self._connections.is_full or not has_seat:
-            self._refuse(Full() if has_seat else TooManyOfAddress())
+        elif self._connections.is_full or not is_within_limit:
+            self._refuse(Full() if is_within_limit else TooManyOfAddress())
         else:
             self.read_timer.start(self.settings.header_timeout_s)
             self._connections.mark_unknown(self)
@@ -306,9 +294,7 @@ class GuardedHttp(HttpToolsProtocol):
         method, version = self.parser.get_method(), self.parser.get_http_version()
         try:
             answer = accept(method, version, self.headers)
-            admission = self._admitter.admit(
-                Handshake(target, self.headers, self.client, self.server, answer)
-            )
+            admission = self._admitter.admit(target, self.headers, self.client, self.server)
         except GatewayError as error:
             if delay_s := delay_of(error):
                 self._is_refused = True

@@ -9,15 +9,11 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api.errors import (
-    BodyTooLarge,
-    HostRefused,
-    InvalidRequest,
-    OriginRefused,
-)
+from gateway.api.errors import BodyTooLarge, HostRefused, InvalidRequest, OriginRefused
 from gateway.web.settings import WebSettings
 
 Headers = Iterable[tuple[bytes, bytes]]
+Endpoint = Sequence[object] | None  # host and port
 IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
 
@@ -129,9 +125,7 @@ class VisitorReader:
     def __init__(self, trusted_proxies: Sequence[str]) -> None:
         self._trusted: tuple[IpNetwork, ...] = tuple(map(_network, trusted_proxies))
 
-    def read(
-        self, headers: Headers, peer: Sequence[object] | None, server: Sequence[object] | None
-    ) -> Visitor:
+    def read(self, headers: Headers, peer: Endpoint, server: Endpoint) -> Visitor:
         found: dict[bytes, str] = {}
         repeated: set[str] = set()
         hops: list[str] = []
@@ -211,9 +205,7 @@ class OriginGuard:
         hosts = {urlsplit(origin).hostname or "" for origin in self._origins}
         self._hosts = frozenset({"localhost", settings.bind.lower(), *hosts} - {""})
 
-    def admit(
-        self, headers: Headers, peer: Sequence[object] | None, server: Sequence[object] | None
-    ) -> Visitor:
+    def admit(self, headers: Headers, peer: Endpoint, server: Endpoint) -> Visitor:
         """Reads a visitor. Raises HostRefused, OriginRefused."""
         visitor = self._reader.read(headers, peer, server)
         self.check(visitor)

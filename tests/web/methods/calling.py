@@ -1,4 +1,4 @@
-"""Calls a method on behalf of a principal and keeps what its connection was sent."""
+"""Calls a method for a principal and keeps the frames that its connection was sent."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

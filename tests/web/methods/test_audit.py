@@ -1,4 +1,4 @@
-"""audit.tail and audit.verify: pages of the chain, and the first entry that does not belong in it."""
+"""audit.tail and audit.verify: pages of the chain, and the first entry that breaks it."""
 
 from dataclasses import replace
 from typing import Any

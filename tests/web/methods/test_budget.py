@@ -1,4 +1,4 @@
-"""Records as a table: nothing in it is run by the spreadsheet that opens it."""
+"""Records as CSV: no cell is a formula."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""channel.*: how channels fare, and what becomes of answers that did not arrive."""
+"""channel.*: the state of channels and their dead letters."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""chat.*: whoever follows a run hears all of it, and nobody else hears any of it."""
+"""chat.*: a listener of a run gets all of its events, and other users get none."""
 
 import gc
 from collections.abc import Mapping

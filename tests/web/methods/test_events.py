@@ -1,4 +1,4 @@
-"""events.subscribe: everybody hears what they may see, under the names they asked for, and no more."""
+"""events.subscribe: a subscriber gets the requested types of the events that it can see."""
 
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""memory.*: each asks about themselves; another's facts are not there."""
+"""memory.*: users see their own facts; those of others are not found."""
 
 from collections.abc import Mapping
 from dataclasses import replace

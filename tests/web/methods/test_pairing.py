@@ -1,4 +1,4 @@
-"""pair.list, pair.approve, pair.deny: what an operator decides, and what is refused."""
+"""pair.list, pair.approve, pair.deny: decisions of an operator and their refusals."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""rule.list: the rules in the order of firing, how they fare, and the files that are not valid."""
+"""rule.list: the rules in the order in which they fire, their errors, and invalid files."""
 
 from gateway.api.declarations import plain
 from gateway.control.rules import load_rules

@@ -1,4 +1,4 @@
-"""session.*: found, listed, and their HEAD moved, each by its owner."""
+"""session.*: owners find, list and branch their sessions."""
 
 from collections.abc import Mapping
 from dataclasses import replace

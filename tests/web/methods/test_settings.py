@@ -1,4 +1,4 @@
-"""settings.get and settings.set: whose, what is refused, and what comes back."""
+"""settings.get and settings.set: users, refusals and results."""
 
 from collections.abc import Mapping
 from dataclasses import replace

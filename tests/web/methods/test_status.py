@@ -1,4 +1,4 @@
-"""What the gateway tells about itself, and to whom."""
+"""The state of the gateway, and the scopes that it needs."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Tokens of a store that two gateways share, and what is written of their use."""
+"""Tokens of a store that two gateways share, and the notes of their use."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
