@@ -255,7 +255,7 @@ def test_every_verb_explains_itself(shell: Shell, verb: str) -> None:
             "provider = 'anthropic'\nmodel = 'claude-sonnet-4-5'\nmax_tokens = 1000",
             "only thinks with max_tokens above 1024",
         ),
-        ("provider = 'own'\nmodel = 'm'", "it is not known how own is asked to think"),
+        ("provider = 'own'\nmodel = 'm'", "own has no known way to request thinking"),
     ],
 )
 @pytest.mark.parametrize("section", ["[agent]", "[agent]\nprovider = 'demo'\n[agent.fallback]"])
