@@ -41,8 +41,8 @@ from gateway.agent.effects import (
 )
 from gateway.agent.leaves import REGISTRY, SHIPPED
 from gateway.agent.turn import Turn
-from gateway.app.assembly import Gateway, assembled
-from gateway.cli.configuration import known
+from gateway.app.assembly import Gateway, open_gateway
+from gateway.cli.configuration import known_names
 from gateway.config.load import load as load_config
 from gateway.config.values import GatewayConfig
 from gateway.control.rules import load_rules
@@ -155,12 +155,12 @@ def configured(store: str, model_port: int, home: Path) -> GatewayConfig:
     file.write_text(
         CONFIG.format(data_dir=json.dumps(str(home / "data")), store=store, model_port=model_port)
     )
-    return load_config(file, environment={}, home=home, cwd=home, known=known())
+    return load_config(file, environment={}, home=home, cwd=home, known=known_names())
 
 
 @asynccontextmanager
 async def whole(config: GatewayConfig) -> AsyncIterator[Whole]:
-    async with assembled(config, version="bench") as rooms:
+    async with open_gateway(config, version="bench") as rooms:
         rooms.front.intake.open()
         yield Whole(rooms)
 

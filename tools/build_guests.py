@@ -19,7 +19,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from gateway.cli.plugin import built, keep
+from gateway.cli.plugin import run_build, save_build
 from gateway.cli.plugin_files import ABOUT, WASM
 
 ROOT = Path(__file__).parent.parent
@@ -69,7 +69,7 @@ def built_aside(directory: Path, env: Path | None) -> bytes:
         lock = lock_of(directory)
         if lock is not None:
             install(lock, shelf / directory.name, environment)
-        return built(shelf / directory.name, environment)
+        return run_build(shelf / directory.name, environment)
 
 
 def main() -> int:
@@ -93,7 +93,7 @@ def main() -> int:
             given.out.mkdir(parents=True, exist_ok=True)
             (given.out / f"{name}.wasm").write_bytes(made)
         else:
-            keep(directory, made)
+            save_build(directory, made)
     return 1 if different else 0
 
 
