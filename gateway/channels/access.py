@@ -42,6 +42,7 @@ MOST_LISTED = 100
 _COMMAND = re.compile(r"/([A-Za-z]+)(?:@[\w.-]+)?(?:\s+(.*))?", re.DOTALL)
 
 Place = tuple[str, str]  # channel and account
+Person = tuple[str, str, str]  # channel, account and person
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class AccessControl:
     ids: Ids
     publish: Publish = lambda _type, _payload: None
     # Paired people; None means only that the person is not blocked.
-    _known: dict[tuple[str, str, str], Pairing | None] = field(default_factory=dict)
+    _known: dict[Person, Pairing | None] = field(default_factory=dict)
     _revoked: int = 0  # number of revocations; an earlier read may be outdated
     _guesses: defaultdict[Place | None, _Guesses] = field(
         default_factory=lambda: defaultdict(_Guesses)
@@ -193,7 +194,7 @@ class AccessControl:
         self._remember(who, None, revoked)
         return False
 
-    def _remember(self, who: tuple[str, str, str], known: Pairing | None, revoked: int) -> None:
+    def _remember(self, who: Person, known: Pairing | None, revoked: int) -> None:
         if revoked == self._revoked:
             self._known[who] = known
             if len(self._known) > MOST_KNOWN:
@@ -204,7 +205,7 @@ class AccessControl:
         self._known.clear()
         self._revoked += 1
 
-    def _forget(self, who: tuple[str, str, str]) -> None:
+    def _forget(self, who: Person) -> None:
         self._known.pop(who, None)
         self._revoked += 1
 
@@ -248,25 +249,25 @@ class AccessControl:
         return denied
 
     async def revoke(self, channel: str, account: str, person: str, *, by: str) -> None:
-        if await self._remove_paired(channel, account, person, by):
+        who = (channel, account, person)
+        if await self._remove_paired(who, by):
             return
-        found = await self.store.find_pairing(channel, account, person)
+        found = await self.store.find_pairing(*who)
         if found is not None and found.state == "denied":
-            raise Conflict(f"{_named(channel, account, person)} is blocked; unblock the person")
-        raise NotFound(_named(channel, account, person))
+            raise Conflict(f"{_named(who)} is blocked; unblock the person")
+        raise NotFound(_named(who))
 
     async def turn_away(
         self, channel: str, account: str, person: str, *, by: str
     ) -> Pairing | None:
         """Implements Approvals."""
-        if await self._remove_paired(channel, account, person, by):
+        who = (channel, account, person)
+        if await self._remove_paired(who, by):
             return None
-        found = await self.store.find_pairing(channel, account, person)
+        found = await self.store.find_pairing(*who)
         if found is None:
-            raise NotFound(_named(channel, account, person))
-        if found.state == "denied":
-            return found
-        return await self.block(channel, account, person, by=by)
+            raise NotFound(_named(who))
+        return found if found.state == "denied" else await self.block(*who, by=by)
 
     async def block(self, channel: str, account: str, person: str, *, by: str) -> Pairing:
         blocked = await self.store.block(channel, account, person, now=self.clock.now())
@@ -275,18 +276,19 @@ class AccessControl:
         return blocked
 
     async def unblock(self, channel: str, account: str, person: str, *, by: str) -> None:
-        is_gone = await self.store.remove_pairing(channel, account, person, state="denied")
-        self._forget((channel, account, person))
-        if not is_gone:
-            raise NotFound(f"blocked {_named(channel, account, person)}")
-        self._note("pair.unblocked", by, _person(channel, account, person))
+        who = (channel, account, person)
+        if not await self._remove(who, "denied"):
+            raise NotFound(f"blocked {_named(who)}")
+        self._note("pair.unblocked", by, _person(who))
 
-    async def _remove_paired(self, channel: str, account: str, person: str, by: str) -> bool:
-        is_gone = await self.store.remove_pairing(channel, account, person, state="paired")
-        self._forget((channel, account, person))
-        if is_gone:
-            payload = {**_person(channel, account, person), "revoked": True}
-            self._note("pair.denied", by, payload)
+    async def _remove_paired(self, who: Person, by: str) -> bool:
+        if is_gone := await self._remove(who, "paired"):
+            self._note("pair.denied", by, {**_person(who), "revoked": True})
+        return is_gone
+
+    async def _remove(self, who: Person, state: PairingState) -> bool:
+        is_gone = await self.store.remove_pairing(*who, state=state)
+        self._forget(who)
         return is_gone
 
     def _has_expired(self, one: Pairing) -> bool:
@@ -357,12 +359,13 @@ def _digest(code: str) -> str:
 
 
 def _payload(one: Pairing) -> dict[str, object]:
-    return {**_person(one.channel, one.account, one.person), "name": one.name}
+    return {**_person((one.channel, one.account, one.person)), "name": one.name}
 
 
-def _person(channel: str, account: str, person: str) -> dict[str, object]:
-    return {"channel": channel, "account": account, "person": person}
+def _person(who: Person) -> dict[str, object]:
+    return dict(zip(("channel", "account", "person"), who, strict=True))
 
 
-def _named(channel: str, account: str, person: str) -> str:
-    return f"person {person[:64]!r} of {channel[:64]}:{account[:64]}"
+def _named(who: Person) -> str:
+    channel, account, person = (one[:64] for one in who)
+    return f"person {person!r} of {channel}:{account}"

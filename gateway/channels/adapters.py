@@ -40,7 +40,7 @@ def _check_between(name: str, value: float | None, least: float, most: float) ->
 
 # A path addresses a part of a JSON value: names joined by dots, as in `d.session_id`; a number is an
 # index of a list. The host fills `{api_base}`, `{config.NAME}`, `{state}`, `{webhook_url}` and
-# `{kept.NAME}` into the texts of recipes. Only requests also get `${secret:NAME}`.
+# `{kept.NAME}` into the texts of recipes. `${secret:NAME}` is filled in only when a request is sent.
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,11 +55,13 @@ class Splitting:
 
     def cut(self, start: int, limit: int) -> Piece:
         """Returns the longest piece from `start` that fits, including the fences around it."""
-        before, reserved = self._reopened(start, limit), 0
+        opened, reserved = self._fence_around(start, limit), 0
+        before = opened.opening + "\n" if opened else ""
         while True:
             room = limit - width_of(before, self._unit) - reserved
             end = self._end(start, max(1, room))
-            after = self._closed(end, limit)
+            closed = self._fence_around(end, limit)
+            after = "\n" + closed.mark if closed else ""
             needed = width_of(after, self._unit)
             if needed <= reserved:
                 return Piece(start, end, self._dressed(start, end, before, after))
@@ -73,18 +75,12 @@ class Splitting:
             return before + said.rstrip()
         return f"{before}{said}{'' if said.endswith(chr(10)) else chr(10)}{after.strip()}"
 
-    def _reopened(self, start: int, limit: int) -> str:
-        fence = self._fence_around(start)
-        return fence.opening + "\n" if fence and 4 * len(fence.opening) < limit else ""
-
-    def _closed(self, end: int, limit: int) -> str:
-        fence = self._fence_around(end) if end < len(self.text) else None
-        return "\n" + fence.mark if fence and 4 * len(fence.opening) < limit else ""
-
-    def _fence_around(self, place: int) -> Fence | None:
+    def _fence_around(self, place: int, limit: int) -> Fence | None:
+        """Returns the fence around an offset; None also if its opening is too long for the limit."""
         at = bisect_right(self._starts, place) - 1
         fence = self._fences[at] if at >= 0 else None
-        return fence if fence and fence.body <= place < fence.close else None
+        is_around = fence and fence.body <= place < fence.close
+        return fence if fence and is_around and 4 * len(fence.opening) < limit else None
 
     def _end(self, start: int, room: int) -> int:
         most = _fitting(self.text, start, room, self._unit)

@@ -62,7 +62,7 @@ class ProgramEnded(Exception):
 
 @dataclass(slots=True)
 class ServerConnection:
-    """An open connection. `over` is set when its task has to close it, or has."""
+    """An open connection. `over` is set once it must close or is closed."""
 
     client: Client
     used_at: float
@@ -278,7 +278,7 @@ class ConnectionPool:
         self._own = {name: one for name, one in self._own.items() if not one.over.is_set()}
         if len(self._own) + len(self._opening) <= MOST_CONNECTIONS:
             return
-        # `room` admits fewer calls than connections, so at least one is idle.
+        # The caller holds a place of `room`, so at least one connection is idle.
         idle = [name for name, one in self._own.items() if not one.running]
         oldest = min(idle, key=lambda name: self._own[name].used_at)
         self._own.pop(oldest).end("another person needs its place")

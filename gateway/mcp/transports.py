@@ -105,7 +105,8 @@ class HttpTransport(httpx2.AsyncBaseTransport):
         if _origin(request.url) != self._origin:
             raise httpx2.UnsupportedProtocol("the URL is of another server", request=request)
         headers, body = self._headers_of(request), await request.aread()
-        idle_s = NOTICE_S if _is_notice(request.method, body) else IDLE_S
+        is_notice = request.method == "DELETE" or b'"method":"notifications/' in body[:64]
+        idle_s = NOTICE_S if is_notice else IDLE_S
         call = HttpCall(request.method, str(request.url), headers, body, idle_timeout_s=idle_s)
         state = _claim_state() if request.method == "POST" else None
         try:
@@ -173,10 +174,6 @@ def _failed_answer(
     if state is not None:
         state.is_lost, state.is_unsent = True, not error.sent
     return httpx2.Response(502, request=request)
-
-
-def _is_notice(method: str, body: bytes) -> bool:
-    return method == "DELETE" or b'"method":"notifications/' in body[:64]
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:

@@ -1,8 +1,8 @@
-"""What the wasmtime binding needs so that one guest's call cannot disturb or delay another's.
+"""Patches of the wasmtime binding that keep one guest's call from disturbing or delaying another's.
 
-As it is, a list of bytes crosses it at a microsecond a byte, in which no other thread of the process
-runs; two threads that lower a variant at once can spoil each other's; and what a host function raises
-waits in one place for all threads.
+The unpatched binding converts a list of bytes at a microsecond a byte while it holds the interpreter
+lock, mixes up variants that two threads lower at once, and stores the exception of a host function in
+one place for all threads.
 """
 
 import ctypes
@@ -23,15 +23,15 @@ _of_other_elements = ListType.convert_to_c, ListType.convert_from_c
 
 
 def patch_binding() -> None:
-    """Once or more; before the first call of a component."""
-    # The binding offers no other place for this.
+    """Patches the binding before the first call of a component; may be called again."""
+    # The binding has no other hook.
     ListType.convert_to_c = _list_to_c  # type: ignore[method-assign]  # see above
     ListType.convert_from_c = _list_from_c  # type: ignore[method-assign]  # see above
     VariantLikeType._lower = _lower  # type: ignore[method-assign]  # noqa: SLF001  # see above
 
 
 def guard(function: Callable[..., object]) -> Callable[..., object]:
-    """A component's host function that raises nothing but errors that belong to this call."""
+    """Wraps a component's host function, so that it raises only errors of its own call."""
 
     def call(*arguments: object) -> object:
         try:
@@ -39,7 +39,7 @@ def guard(function: Callable[..., object]) -> Callable[..., object]:
             return function(*arguments)
         except WasmtimeError:
             raise
-        except Exception:  # noqa: BLE001  # reason: it would surface in whichever call fails next
+        except Exception:  # noqa: BLE001  # reason: it would surface in the next call that fails
             raise current().stop("trap") from None
 
     return call
@@ -48,7 +48,8 @@ def guard(function: Callable[..., object]) -> Callable[..., object]:
 def guard_core(
     engine: Engine, function: Callable[..., object], otherwise: int | None
 ) -> Callable[..., object]:
-    """A core module's host function that raises nothing: the guest is ended at its next check."""
+    """Wraps a core module's host function, so that it raises nothing: an error ends the guest at its
+    next check and returns `otherwise`."""
 
     inner = guard(function)
 
@@ -64,11 +65,11 @@ def guard_core(
 
 
 def case_of(kind: VariantLikeType, value: object) -> tuple[str, ValType | None, object]:
-    """Which case of a variant, option or result a value of the binding is, its type and payload.
+    """Returns the case of a variant, option or result, with the type and value of its payload.
 
-    Raises ValueError. The binding leaves the tag out where the payloads' classes tell the case.
+    Raises ValueError. The binding omits the tag if the classes of the payloads identify the case.
     """
-    is_tagged = kind._tagged()  # noqa: SLF001  # reason: it is what the binding itself goes by
+    is_tagged = kind._tagged()  # noqa: SLF001  # reason: the binding itself uses it
     for name, payload in kind._cases():  # noqa: SLF001  # reason: the one list of all three kinds
         if is_tagged:
             if isinstance(value, Variant) and value.tag == name:
@@ -78,7 +79,7 @@ def case_of(kind: VariantLikeType, value: object) -> tuple[str, ValType | None, 
                 return name, None, None
         elif isinstance(value, _classes(payload)):
             return name, payload, value
-    raise ValueError("a value that is none of its cases")
+    raise ValueError("the value has none of the cases")
 
 
 def value_of_case(kind: VariantLikeType, name: str, payload: object) -> object:
@@ -116,7 +117,7 @@ def _list_to_c(self, store, value, pointer):  # type: ignore[no-untyped-def]  # 
 
 def _list_from_c(self, cell):  # type: ignore[no-untyped-def]  # as in the binding
     if not cell.of.list.size or not self._is_bytes():
-        # Nothing is raised: the binding would free twice what it is at.
+        # Raises nothing: the binding would free the list twice.
         if current().may_convert(cell.of.list.size):
             return _of_other_elements[1](self, cell)
         ffi.wasmtime_component_vallist_delete(ctypes.byref(cell.of.list))
@@ -133,8 +134,8 @@ def _cells(raw) -> memoryview:  # type: ignore[no-untyped-def]  # a structure of
     return memoryview(found).cast("B")
 
 
-# ------------------------------------------------------------------ small steps keep Python's lock
-# Each is over at once, whatever the guest is, and runs nothing of it.
+# -------------------------------------------------------------- short calls keep the interpreter lock
+# Each of these returns at once for every guest, and runs no guest code.
 _STEPS = re.compile(
     r"_wasmtime_(store_(new|context|limiter|epoch_deadline_callback)"
     r"|context_(set_fuel|get_fuel|set_epoch_deadline)"
@@ -145,8 +146,9 @@ _STEPS = re.compile(
 
 
 def keep_interpreter_lock() -> None:
-    """Once, before the first call."""
-    keeping = ctypes.PyDLL(None, handle=ffi.dll._handle)  # noqa: SLF001  # the library is open already
+    """Makes short calls of the library keep the interpreter lock; call it once, before the first
+    call of a guest."""
+    keeping = ctypes.PyDLL(None, handle=ffi.dll._handle)  # noqa: SLF001  # the open library
     for name, step in list(vars(_bindings).items()):
         if _STEPS.fullmatch(name):
             kept = getattr(keeping, name[1:])

@@ -1,4 +1,4 @@
-"""WebAssembly files become compiled ones: in a limited child process, once for each content."""
+"""The cache of compiled WebAssembly files. A limited child process compiles each content once."""
 
 import hashlib
 import logging
@@ -32,20 +32,18 @@ log = logging.getLogger(__name__)
 
 LARGEST_BYTES = 32 * 1024 * 1024
 AT_ONCE = 2
-TOLD_AFTER_S, TOLD_EVERY_S = 1.0, 10.0
+LOG_AFTER_S, LOG_EVERY_S = 1.0, 10.0
 HOLD_S = 5.0
 CPU_S = 60
 _LONGEST_S = 180.0
 _NEW, _ABANDONED_S = "new-", 3600.0
 _LARGEST_REPORT = 1024 * 1024
 _LONGEST_WHY = 1000
-
-
 _INSPECTIONS = TypeAdapter(Inspection)
 
 
 class Uncompiled(GatewayError):
-    """A file that is no plugin; the text says why, and holds nothing that could not be shown."""
+    """A file is not a plugin; the text says why and is safe to show."""
 
     code = "plugin_unusable"
 
@@ -58,38 +56,40 @@ class Compiled:
 
 
 class _Report(BaseModel):
-    """What the child says of the guest. It has read hostile bytes, so nothing is taken for granted."""
+    """The report of the child. The child has read hostile bytes, so the report is validated."""
 
     problem: str | None = Field(None, max_length=500)
     inspection: Inspection | None = None
 
 
 class _Note(BaseModel):
-    """Beside a compiled file. wasmtime runs one with a flipped bit without a word."""
+    """The note beside a compiled file. wasmtime would run a file with a flipped bit."""
 
     inspection: Inspection
-    seal: str  # over both
+    seal: str  # digest of the inspection and the compiled file
 
 
 class _Refused(BaseModel):
-    """In place of a compiled file: the same content is refused for the same reason, and at once."""
+    """The refusal kept in place of a compiled file, so that the same content is refused at once."""
 
     why: str = Field(max_length=_LONGEST_WHY)
-    cpu_s: int  # that it had
+    cpu_s: int  # the limit of the compilation
 
 
 class CompileCache:
-    """Compiled files live in `cache`, which has to be ours alone: whoever writes there runs code."""
+    """Compiles files and keeps the results in `cache`. Only the gateway may write there, because a
+    compiled file is code that runs."""
 
     def __init__(self, cache: Path, *, cpu_s: int = CPU_S, hold_s: float = HOLD_S) -> None:
         self._cache, self._cpu_s, self._hold_s = cache, cpu_s, hold_s
-        # All that a compiled file depends on; the last number counts changes of the engines in calls.py.
+        # The tag names everything that a compiled file depends on; its last number counts changes of
+        # the engines in calls.py.
         self._tag = f"wasmtime-{version('wasmtime')}-{platform.machine()}-1"
         self._slots, self._long = anyio.Semaphore(AT_ONCE), anyio.Semaphore(AT_ONCE)
-        self._at_work: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()  # by sha256
 
     def tidy(self, now: datetime) -> None:
-        """Removes what was compiled for another runtime, and what a killed process left behind."""
+        """Removes files compiled for another runtime, and the folders of killed processes."""
         for path in self._cache.glob("*-wasmtime-*"):
             if self._tag not in path.name:
                 path.unlink(missing_ok=True)
@@ -99,14 +99,15 @@ class CompileCache:
                     shutil.rmtree(folder, ignore_errors=True)
 
     async def compile(self, file: Path, *, pinned: str | None = None) -> Compiled:
-        """Raises Uncompiled; with `pinned`, also if the file's content is another."""
+        """Returns the compiled form of a file. Raises Uncompiled, also if `pinned` is not its
+        sha256."""
         wasm, sha256 = await to_thread.run_sync(_read, file)
         if pinned is not None and sha256 != pinned.lower():
             raise Uncompiled(
-                f"{file} has changed: its sha256 is {sha256}, pinned is {pinned}; "
-                "look at what changed, and pin it anew if it is meant"
+                f"{file} has changed: its sha256 is {sha256}, the pinned one is {pinned}; "
+                "review the change, then pin the new sha256"
             )
-        lock = self._at_work.setdefault(sha256, anyio.Lock())
+        lock = self._locks.setdefault(sha256, anyio.Lock())
         async with lock:  # the same content is compiled once
             found = await to_thread.run_sync(self._cached, sha256)
             if isinstance(found, _Refused):
@@ -116,7 +117,7 @@ class CompileCache:
     async def _compile_in_turn(
         self, file: Path, work: Callable[[], Awaitable[Compiled]]
     ) -> Compiled:
-        """A few at a time. What takes long gives its place to the next; of those there are few too."""
+        """Runs a few compilations at a time. A long one moves to slots for long ones, if free."""
         held = [self._slots]
         await self._slots.acquire()
         try:
@@ -130,7 +131,7 @@ class CompileCache:
                 group.cancel_scope.cancel()
         finally:
             held[0].release()
-        if isinstance(one, OSError | ValueError):  # no room, no process; or no good report
+        if isinstance(one, OSError | ValueError):  # full disk, no process, or an invalid report
             why = str(one) if isinstance(one, OSError) else type(one).__name__
             raise Uncompiled(f"compiling it failed: {why}") from one
         if isinstance(one, Uncompiled):
@@ -138,10 +139,10 @@ class CompileCache:
         return one
 
     async def _report(self, file: Path, held: list[anyio.Semaphore]) -> None:
-        """Until it is done."""
+        """Logs the progress, and moves a long compilation to another slot, until cancelled."""
         since_s = 0.0
-        first_s = min(TOLD_AFTER_S, self._hold_s)
-        for pause_s in chain((first_s, self._hold_s - first_s), repeat(TOLD_EVERY_S)):
+        first_s = min(LOG_AFTER_S, self._hold_s)
+        for pause_s in chain((first_s, self._hold_s - first_s), repeat(LOG_EVERY_S)):
             await anyio.sleep(pause_s)
             since_s += pause_s
             extra = {"file": str(file), "since_s": since_s, "at_most_s": self._cpu_s}
@@ -152,33 +153,28 @@ class CompileCache:
                     held[0] = self._long
                     self._slots.release()
 
-    def _names(self, sha256: str) -> tuple[Path, Path]:
-        stem = f"{sha256}-{self._tag}"
-        return self._cache / f"{stem}.cwasm", self._cache / f"{stem}.json"
-
-    def _refusal(self, sha256: str) -> Path:
-        return self._cache / f"{sha256}-{self._tag}.refused"
+    def _path(self, sha256: str, kind: str) -> Path:
+        return self._cache / f"{sha256}-{self._tag}.{kind}"
 
     def _refused(self, sha256: str, why: str, *, is_sure: bool = True) -> Uncompiled:
-        """To be raised; kept if another try would end in the same way."""
+        """Returns the error to raise, and keeps it if a retry would fail the same way."""
         if is_sure:
             text = _Refused(why=why[:_LONGEST_WHY], cpu_s=self._cpu_s).model_dump_json()
             with suppress(OSError):
-                self._refusal(sha256).write_text(text, encoding="utf-8")
+                self._path(sha256, "refused").write_text(text, encoding="utf-8")
         return Uncompiled(why)
 
     def _cached(self, sha256: str) -> Compiled | _Refused | None:
-        path, note = self._names(sha256)
+        path = self._path(sha256, "cwasm")
         with suppress(OSError, ValueError):
-            refused = _Refused.model_validate_json(self._refusal(sha256).read_bytes())
+            refusal = self._path(sha256, "refused").read_bytes()
+            refused = _Refused.model_validate_json(refusal)
             if refused.cpu_s >= self._cpu_s:
                 return refused
-        try:
-            noted = _Note.model_validate_json(note.read_bytes())
+        with suppress(OSError, ValueError):  # a missing or changed file is compiled again
+            noted = _Note.model_validate_json(self._path(sha256, "json").read_bytes())
             if _seal(noted.inspection, path) == noted.seal:
                 return Compiled(path, sha256, noted.inspection)
-        except (OSError, ValueError):
-            pass  # not there, or not as we left it: it is made again
         return None
 
     async def _compile(self, wasm: bytes, sha256: str) -> Compiled:
@@ -187,17 +183,11 @@ class CompileCache:
         try:
             program = [sys.executable, "-I", "-m", "gateway.sandbox.compiler"]
             command = [*program, str(folder), str(self._cpu_s)]
-            nowhere = subprocess.DEVNULL
             with anyio.move_on_after(_LONGEST_S):
                 child = await anyio.run_process(
-                    command,
-                    check=False,
-                    env={},
-                    cwd="/",
-                    stdout=nowhere,
-                    stderr=nowhere,
-                    start_new_session=True,
-                )
+                    command, check=False, env={}, cwd="/", start_new_session=True,
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                )  # fmt: skip
                 took_s = time.monotonic() - began
                 ended = (child.returncode, took_s)
                 return await to_thread.run_sync(self._keep, folder, sha256, ended)
@@ -212,40 +202,37 @@ class CompileCache:
         return folder
 
     def _keep(self, folder: Path, sha256: str, ended: tuple[int, float]) -> Compiled:
-        """Raises Uncompiled, OSError or ValueError."""
+        """Moves the result of the child into the cache. Raises Uncompiled, OSError or ValueError."""
         code, took_s = ended
         if code != 0:
             how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else "failed"
-            why = (
-                f"compiling it {how}: it takes more computing time or memory than is allowed, "
-                "or it breaks the compiler"
-            )
-            # Who is killed early was killed by somebody else, perhaps for want of memory.
+            why = f"compiling it {how}: it exceeds the CPU time or memory, or crashes the compiler"
+            # An early SIGKILL comes from elsewhere, for example from the kernel without memory.
             is_sure = code != -signal.SIGKILL or took_s >= self._cpu_s
             raise self._refused(sha256, why, is_sure=is_sure)
         with (folder / "report").open("rb") as opened:
             report = _Report.model_validate_json(opened.read(_LARGEST_REPORT))
         if report.inspection is None:
             raise self._refused(sha256, printable(report.problem or "it cannot be compiled"))
-        path, note = self._names(sha256)
+        path = self._path(sha256, "cwasm")
         seal = _seal(report.inspection, folder / "compiled")
         (folder / "compiled").replace(path)
         written = folder / "note"
         written.write_text(_Note(inspection=report.inspection, seal=seal).model_dump_json())
-        written.replace(note)
+        written.replace(self._path(sha256, "json"))
         return Compiled(path, sha256, report.inspection)
 
 
 def _read(file: Path) -> tuple[bytes, str]:
-    """The content and its sha256."""
+    """Returns the content of a file and its sha256. Raises Uncompiled."""
     try:
         found = file.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise Uncompiled(f"{file} is no regular file")
+            raise Uncompiled(f"{file} is not a regular file")
         if found.st_size > LARGEST_BYTES:
             raise Uncompiled(
                 f"{file} has {found.st_size / 2**20:.1f} MiB; "
-                f"at most {LARGEST_BYTES >> 20} are allowed"
+                f"at most {LARGEST_BYTES >> 20} MiB are allowed"
             )
         with file.open("rb") as opened:
             wasm = opened.read(LARGEST_BYTES)

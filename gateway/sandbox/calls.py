@@ -1,4 +1,4 @@
-"""One call of a guest inside a worker: its engine, clock, counters and store, and why it ended."""
+"""One call of a guest inside a worker: its engine, clock, counters, store and outcome."""
 
 import base64
 import ctypes
@@ -33,7 +33,7 @@ def _config() -> Config:
     config = Config()
     config.epoch_interruption = True
     config.consume_fuel = True
-    # Traps as checks, not as signals: a signal handler that someone else sets would kill the process.
+    # Explicit checks instead of signals: another signal handler would let a trap kill the process.
     config.signals_based_traps = False
     config.max_wasm_stack = STACK_BYTES
     config.memory_reservation = _RESERVED_BYTES
@@ -46,12 +46,12 @@ def _config() -> Config:
 
 
 def component_engine() -> Engine:
-    # Several memories stay allowed here: without them composed components crash the compiler.
+    # Without several memories, composed components crash the compiler.
     return Engine(_config())
 
 
 def core_engine() -> Engine:
-    """For core modules, which need no second memory."""
+    """Returns an engine for core modules, which need no second memory."""
     config = _config()
     config.wasm_multi_memory = False
     return Engine(config)
@@ -63,27 +63,28 @@ _KEYS = ("method", "url", "headers", "body", "body_base64", "timeout_ms")
 
 
 def flatten_request(text: str) -> str:
-    """Only what the gateway looks at, and nothing nested but the headers. Raises ValueError."""
+    """Returns a request with only the known keys; only the headers may be nested. Raises
+    ValueError."""
     try:
         asked = json.loads(text)
     except RecursionError:
         asked = None
     if not isinstance(asked, dict):
-        raise ValueError('a request is a JSON object with "url", and maybe method, headers, body')
+        raise ValueError('a request must be a JSON object with "url"')
     kept = {key: asked[key] for key in _KEYS if asked.get(key) is not None}
     headers = kept.get("headers", {})
     if not isinstance(headers, dict) or len(headers) > MOST_HEADERS or _is_nested(headers):
-        raise ValueError(f'"headers" has to be an object of at most {MOST_HEADERS} texts')
+        raise ValueError(f'"headers" must be an object of at most {MOST_HEADERS} strings')
     if _is_nested({**kept, "headers": None}):
-        raise ValueError("nothing in a request is nested but its headers")
+        raise ValueError('only "headers" may be nested in a request')
     return json.dumps(kept)
 
 
 def join_answer(head: str, body: str) -> str:
-    """Status and headers as the gateway tells them; its `body` names the key of the body."""
-    told = json.loads(head)
-    key = told.pop("body")
-    return json.dumps({**told, key: body})
+    """Adds the body to the gateway's JSON, whose `body` names the key for it."""
+    answer = json.loads(head)
+    answer[answer.pop("body")] = body
+    return json.dumps(answer)
 
 
 def _is_nested(values: Mapping[str, object]) -> bool:
@@ -92,40 +93,40 @@ def _is_nested(values: Mapping[str, object]) -> bool:
 
 # ---------------------------------------------------------------------------------------- the call
 TICK_S = 0.01
-_SHORT_S = 0.003  # a guest that has computed for longer when the clock ticks gives way to others
-# What a store may hold; composed components need the most (a Python guest has 38 instances).
+_SHORT_S = 0.003  # CPU time after which a guest gets a lower priority
+# The bounds of a store; composed components need the most (a Python guest has 38 instances).
 _TABLES, _TABLE_ELEMENTS, _INSTANCES, _MEMORIES = 16, 20_000, 64, 4
 _FREELY_SERVED, _PAUSE_S = 2_000, 0.001
-_ELEMENTS = 100_000  # of lists that are no bytes, in one call: each is taken over by itself
+_ELEMENTS = 100_000  # elements of lists in one call, except bytes: each is converted on its own
 
-Answer = tuple[str, ...]  # "ok", "none" or "err", the text, and of an HTTP answer its body
+Answer = tuple[str, ...]  # "ok", "none" or "err", a text, and the body of an HTTP answer
 Say = Callable[[int, tuple[str, ...]], None]
 
 
 class GuestEnded(WasmtimeError):
-    """Ends the guest from inside a host function; `Call.why` says why.
+    """Ends the guest from inside a host function; `GuestCall.why` holds the reason.
 
-    The only exception that may leave a host function: the binding keeps any other in one place for
-    all threads, so that it could surface in another's call.
+    A host function may raise no other exception: the binding keeps exceptions in one place for all
+    threads, so another call could raise them.
     """
 
 
 @dataclass(slots=True)
 class GuestCall:
-    """Belongs to one thread, but for `cancel` and `answers`."""
+    """One call of a guest. It belongs to one thread, except `cancel` and `answers`."""
 
     number: int
     bounds: Bounds
     end: float  # by time.monotonic
     say: Say  # sends a host call to the gateway
     began: float = field(default_factory=time.monotonic)
-    why: Status | None = None  # why we ended it; None: we did not
+    why: Status | None = None  # why the worker ended the call; None if it did not
     answers: SimpleQueue[Answer | None] = field(default_factory=SimpleQueue)
     fuel_used: int = 0
-    slower_by: int = 0  # its thread's nice value, once it has computed for long
+    slower_by: int = 0  # the nice value of its thread once it is slow
     is_slow: bool = False
     _counts: dict[str, int] = field(default_factory=dict)
-    _written: dict[str, bytes] = field(default_factory=dict)  # level -> a line that has no end yet
+    _written: dict[str, bytes] = field(default_factory=dict)  # level -> unfinished line
     _asked_bytes: int = 0
     _elements: int = 0
     _served: int = 0
@@ -139,37 +140,39 @@ class GuestCall:
         return self.why is not None or self.left_s <= 0
 
     def stop(self, why: Status) -> GuestEnded:
-        """To be raised. The first reason counts."""
+        """Returns the error to raise, and sets the reason unless there is one."""
         self.why = self.why or why
         return GuestEnded(f"stopped: {self.why}")
 
     def cancel(self) -> None:
-        """From another thread: a waiting host call ends at once, the guest at its next check."""
+        """Cancels the call from another thread: a waiting host call ends at once, the guest at its
+        next check."""
         self.why = self.why or "cancelled"
         self.answers.put(None)
 
     def throttle(self) -> None:
-        """Before a host function of others' languages, of which any number may be called: whoever
-        calls very many would keep Python's lock from the guests beside it."""
+        """Slows a guest with very many uncounted host calls, which would keep the interpreter lock
+        from other guests."""
         self._served += 1
         if self._served > _FREELY_SERVED:
             time.sleep(_PAUSE_S)
 
     def may_convert(self, elements: int) -> bool:
-        """Whether a list may be taken over, which no deadline interrupts; if not, the call ends."""
+        """True if a list may be converted, which no deadline interrupts; otherwise ends the call."""
         self._elements += elements
         if self._elements > _ELEMENTS:
             self.stop("output_too_large")
         return self.why is None
 
     def lower_priority(self) -> None:
-        """From here on its thread comes after those at short calls. That cannot be taken back: the
-        thread has to end with the call."""
+        """Lets threads with short calls run before this one. It cannot be undone, so the thread ends
+        with the call."""
         self.is_slow = True
         os.nice(self.slower_by)
 
     def count(self, what: str) -> int:
-        """Counts a host call; how many of this kind there were. Raises Ended beyond all bounds."""
+        """Counts a host call and returns the count of its kind. Raises GuestEnded beyond the bounds
+        of all host calls."""
         if self.is_over:
             raise self.stop("timeout")
         total = self._counts["all"] = self._counts.get("all", 0) + 1
@@ -179,9 +182,9 @@ class GuestCall:
         return self._counts[what]
 
     def ask(self, function: str, *arguments: str) -> tuple[str, str]:
-        """Has the gateway do something and waits, no longer than the call may last.
+        """Sends a host call to the gateway and waits for its answer until the end of the call.
 
-        "ok" or "err" (of `store.get` also "none": there is nothing), and a text.
+        Returns "ok" or "err" and a text; `store.get` returns "none" for a missing value.
         """
         kind = function.partition(".")[0]
         if self.count(kind) > self.bounds.http_calls and kind == "http":
@@ -189,7 +192,7 @@ class GuestCall:
         most = REQUEST_BYTES if kind == "http" else ASKED_BYTES
         size = sum(len(text.encode()) for text in arguments)
         if size > most:
-            return "err", f"at most {most // 1024} KiB can be handed to the host at once"
+            return "err", f"a host call may have at most {most // 1024} KiB"
         self._asked_bytes += size
         if self._asked_bytes > ALL_ASKED_BYTES:
             raise self.stop("host_calls")
@@ -212,13 +215,13 @@ class GuestCall:
         return answer
 
     def log(self, level: str, message: str) -> None:
-        """What is too much is dropped, what is too long is cut."""
+        """Logs a message; cuts a long one and drops those beyond the bound."""
         if self.count("log") <= self.bounds.log_lines:
             kept = message.encode()[: self.bounds.log_bytes].decode(errors="ignore")
             self.say(self.number, ("log", level, kept))
 
     def write(self, level: str, data: bytes) -> None:
-        """Output is logged by lines. It is no host call: what is too much is only dropped."""
+        """Logs output line by line. It is not a host call, so excess output is only dropped."""
         *lines, rest = (self._written.get(level, b"") + data[: self.bounds.log_bytes]).split(b"\n")
         if len(rest) >= self.bounds.log_bytes:
             lines, rest = [*lines, rest], b""
@@ -231,12 +234,12 @@ class GuestCall:
             self.say(self.number, ("log", level, kept))
 
     def flush(self) -> None:
-        """At the end: what was written without the end of a line."""
+        """Logs the unfinished lines at the end of the call."""
         for level in tuple(self._written):
             self.write(level, b"\n")
 
     def usage(self) -> tuple[str, str, str]:
-        """Milliseconds, fuel, host calls."""
+        """Returns milliseconds, fuel and host calls."""
         wall_ms = round((time.monotonic() - self.began) * 1000, 3)
         return str(wall_ms), str(self.fuel_used), str(self._counts.get("all", 0))
 
@@ -246,14 +249,14 @@ _mine = threading.local()
 
 
 def current() -> GuestCall:
-    """The call that this thread is running: host functions are called on the guest's thread."""
+    """Returns the call of this thread; host functions run on the guest's thread."""
     call: GuestCall = _mine.call
     return call
 
 
 @contextmanager
 def open_store(engine: Engine, call: GuestCall) -> Iterator[Store]:
-    """A store for one call, within its bounds; what it used is noted when it is left."""
+    """Opens a store within a call's bounds, and records its fuel when the context is left."""
     store = Store(engine)
     _running[call.number] = _mine.call = call
     _mine.cpu_began = time.thread_time()
@@ -275,7 +278,7 @@ def open_store(engine: Engine, call: GuestCall) -> Iterator[Store]:
         call.flush()
         call.fuel_used = call.bounds.fuel - store.get_fuel()
         del _running[call.number], _mine.call
-        store.close()  # here and now: a traceback would keep it and all its memory
+        store.close()  # a traceback would keep the store and its memory alive
 
 
 @ctypes.CFUNCTYPE(
@@ -286,11 +289,11 @@ def open_store(engine: Engine, call: GuestCall) -> Iterator[Store]:
     ctypes.POINTER(ffi.wasmtime_update_deadline_kind_t),
 )
 def _tick(context, number, delta, kind):  # type: ignore[no-untyped-def]  # called from C
-    """At each tick of the clock, on the guest's thread: go on until the next, or end it."""
+    """Ends the guest, or lets it run until the next tick of the clock. Runs on the guest's thread."""
     call = _running.get(number)
     if call is None or call.is_over:
         error = call.stop("timeout") if call is not None else GuestEnded("stopped")
-        # The binding has no other way to hand an error over to C.
+        # The binding has no other way to pass an error to C.
         return ctypes.cast(error._consume(), ctypes.c_void_p).value  # noqa: SLF001  # see above
     if call.slower_by and not call.is_slow and time.thread_time() - _mine.cpu_began > _SHORT_S:
         call.lower_priority()
@@ -300,10 +303,10 @@ def _tick(context, number, delta, kind):  # type: ignore[no-untyped-def]  # call
 
 _nothing = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(0)
 
-# What wasmtime says of the guest's own end, after its last "Caused by". The names of a guest's
-# functions stand before that: they are the guest's words and are told to nobody.
+# wasmtime's words for the end of a guest, after the last "Caused by". The text before it holds the
+# names of the guest's functions, which are the guest's words and are never shown.
 _TRAPS: tuple[tuple[str, Status, str], ...] = (
-    ("has not been defined", "denied", "it called a system function that no plugin gets"),
+    ("has not been defined", "denied", "it called a system function that plugins may not call"),
     ("all fuel consumed", "fuel", "it used up the computing time of one call"),
     ("call stack exhausted", "stack", "its call stack overflowed"),
     ("resource limit exceeded", "memory", "it needs more than it may have"),
@@ -311,28 +314,28 @@ _TRAPS: tuple[tuple[str, Status, str], ...] = (
     ("memory minimum size", "memory", "it needs more memory than it may have"),
     ("table minimum size", "memory", "it needs larger tables than it may have"),
     ("out of bounds memory access", "trap", "it accessed memory out of bounds"),
-    ("out of bounds", "trap", "it gave an address out of its memory"),
-    ("beyond end of memory", "trap", "it gave an address out of its memory"),
-    ("invalid utf-8", "invalid", "it gave a text that is not UTF-8"),
-    ("unreachable", "trap", "it gave up (unreachable code was reached)"),
+    ("out of bounds", "trap", "it passed an address outside its memory"),
+    ("beyond end of memory", "trap", "it passed an address outside its memory"),
+    ("invalid utf-8", "invalid", "it passed text that is not UTF-8"),
+    ("unreachable", "trap", "it panicked (unreachable code was reached)"),
     ("integer divide by zero", "trap", "it divided by zero"),
     ("interrupt", "timeout", "it did not end in time"),
 )
 
 
-# Why we ended it.
+# Why the worker ended the guest.
 _STOPPED: dict[str, str] = {
     "timeout": "it did not end in time",
     "cancelled": "it was cancelled",
-    "denied": "it used what it was not granted",
+    "denied": "it used a capability without a grant",
     "host_calls": "it called the host too often",
-    "trap": "it ended itself",
-    "output_too_large": "it gave lists with too many elements",
+    "trap": "it exited",
+    "output_too_large": "it passed lists with too many elements",
 }
 
 
 def describe_end(call: GuestCall, error: WasmtimeError | Trap) -> tuple[Status, str]:
-    """Why a guest ended without an answer, in words that hold nothing of the guest's."""
+    """Returns why a guest ended without an answer, without any text of the guest."""
     if call.why is not None:
         return call.why, _STOPPED[call.why]
     said = str(error).rpartition("Caused by:")[2]
@@ -352,14 +355,14 @@ class GuestReply:
 
 
 def fetch(request: Mapping[str, object], body: bytes | None) -> GuestReply | str:
-    """Has the gateway do it; a text says why it did not. Raises Ended."""
+    """Sends a request through the gateway; returns a text if it failed. Raises GuestEnded."""
     if body and len(body) > MOST_BODY_BYTES:
         return f"the body of a request is larger than {MOST_BODY_BYTES // 1024} KiB"
     sent = {"body_base64": base64.b64encode(body).decode()} if body else {}
     answer, text = current().ask("http.request", json.dumps({**request, **sent}))
     if answer != "ok":
         return text
-    told = json.loads(text)
-    packed = told.get("body_base64")
-    got = told.get("body", "").encode() if packed is None else base64.b64decode(packed)
-    return GuestReply(told["status"], told["headers"], got)
+    reply = json.loads(text)
+    packed = reply.get("body_base64")
+    got = reply.get("body", "").encode() if packed is None else base64.b64decode(packed)
+    return GuestReply(reply["status"], reply["headers"], got)

@@ -1,7 +1,7 @@
-"""The child that compiles one guest: a file of WebAssembly in a folder, two more files beside it.
+"""The child process that compiles one guest. It reads one file of a folder and writes two.
 
-CompileCache hostile code may take any time and memory, or end the process: it happens here, within
-limits, and nothing of the guest is run. Its kind, exports and imports are read from what was compiled.
+Compiling hostile code can take any time and memory, or crash, so this process has limits. It runs no
+guest code, and reads the guest's kind, exports and imports from the compiled form.
 """
 
 import json
@@ -67,7 +67,7 @@ def signature_of(function: FuncType) -> str:
 
 
 def type_text(kind: ValType | None) -> str:
-    """A type as WIT writes it, without names of records', variants' and resources' own."""
+    """Returns a type as WIT writes it, without the names of records, variants and resources."""
     if kind is None:
         return "_"
     spell = _COMPOUND.get(type(kind))
@@ -78,7 +78,7 @@ def _case(name: str, payload: ValType | None) -> str:
     return name if payload is None else f"{name}({type_text(payload)})"
 
 
-# A type of each class, so what it is called with is of that class.
+# Each function takes a type of its class.
 _COMPOUND: dict[type, Callable[..., str]] = {
     OptionType: lambda kind: f"option<{type_text(kind.payload)}>",
     ListType: lambda kind: f"list<{type_text(kind.element)}>",
@@ -94,11 +94,11 @@ _COMPOUND: dict[type, Callable[..., str]] = {
 
 
 # -------------------------------------------------------------------------------------- inspection
-# A type may name another many times over; type_text out, such a one has no end.
+# A type may refer to another many times, so its text can grow without end.
 LONGEST_TYPE = 16_384
-MOST_NAMES = 1000  # exports, and imports: a worker looks at each when it loads it, and others wait
+MOST_NAMES = 1000  # exports, and imports: a worker reads each while other calls wait
 
-Worlds = Mapping[PluginKind, Mapping[str, tuple[str, ...]]]  # kind -> export -> its types
+Worlds = Mapping[PluginKind, Mapping[str, tuple[str, ...]]]  # kind -> export -> allowed types
 _KINDS: tuple[PluginKind, ...] = ("tool", "channel")
 _OUR_WORLDS: Worlds = {k: {n: (signature,) for n, signature in WORLDS[k].items()} for k in _KINDS}
 _CORE_WORLDS: Worlds = {
@@ -107,11 +107,11 @@ _CORE_WORLDS: Worlds = {
 
 
 class NotAPlugin(Exception):
-    """It is WebAssembly, but nothing that can be run here; the text says what it lacks."""
+    """The WebAssembly is not a plugin; the text says what is wrong."""
 
 
 def inspect_component(component: Component, engine: Engine) -> Inspection:
-    """Raises NotAPlugin."""
+    """Reads the kind, imports and exports of a component. Raises NotAPlugin."""
     _require_few(len(component.type.exports(engine)), len(component.type.imports(engine)))
     exports = {name: one.ty for name, one in component.type.exports(engine).items()}
     functions = {n: _spelled(n, t) for n, t in exports.items() if isinstance(t, FuncType)}
@@ -121,20 +121,20 @@ def inspect_component(component: Component, engine: Engine) -> Inspection:
     near = next((name for name in exports if name.startswith("near:agent/tool@")), None)
     if near is not None:
         _require_near(near, _functions(exports[near], engine))
-    guest, kind = _spoken(functions, is_near=near is not None)
+    guest, kind = _guest_kind(functions, is_near=near is not None)
     for interface, wanted in imports.items():
         _require_known(interface, wanted, guest)
     return Inspection(guest, kind, _listed(imports), tuple(exports))
 
 
 def inspect_module(module: Module) -> Inspection:
-    """Raises NotAPlugin."""
+    """Reads the kind, imports and exports of a core module. Raises NotAPlugin."""
     _require_few(len(module.exports), len(module.imports))
     imports = [(one.module, one.name or "", one.type) for one in module.imports]
     if not any(name in {EXTISM, EXTISM_USER} for name, _, _ in imports):
         raise NotAPlugin(
-            "it is a core module, but no Extism plugin (it imports nothing of extism:host/env); "
-            "make a component of it"
+            "it is a core module, but not an Extism plugin (it has no import of "
+            "extism:host/env); convert it to a component"
         )
     for name, function, wanted in imports:
         _require_offered(name, function, wanted)
@@ -150,7 +150,7 @@ def _require_few(exports: int, imports: int) -> None:
 
 
 def _require_offered(module: str, function: str, kind: object) -> None:
-    """An import of a core module; what of WASI is unknown is refused only when it is called."""
+    """Raises NotAPlugin for an unknown import. An unknown function of WASI fails only when called."""
     signature = core_signature(kind) if isinstance(kind, CoreFunction) else "no function"
     if module == WASI_CORE and signature != "no function":
         return
@@ -160,14 +160,14 @@ def _require_offered(module: str, function: str, kind: object) -> None:
     elif module == EXTISM_USER:
         wanted = EXTISM_USER_FUNCTIONS
     if not wanted:
-        raise NotAPlugin(f"it imports {module}#{function}, which nobody offers")
+        raise NotAPlugin(f"it imports {module}#{function}, which the host does not offer")
     if signature not in wanted:
         offered = " or ".join(wanted)
-        raise NotAPlugin(f"it imports {module}#{function} as {signature}; it is {offered}")
+        raise NotAPlugin(f"it imports {module}#{function} as {signature}; it must be {offered}")
 
 
-def _spoken(functions: Mapping[str, str], *, is_near: bool) -> tuple[Guest, PluginKind]:
-    """How a component is spoken to."""
+def _guest_kind(functions: Mapping[str, str], *, is_near: bool) -> tuple[Guest, PluginKind]:
+    """Returns the calling convention and the kind of a component."""
     if is_near:
         return "near", "tool"
     if any((set(world) - {"describe"}) & set(functions) for world in _OUR_WORLDS.values()):
@@ -175,7 +175,7 @@ def _spoken(functions: Mapping[str, str], *, is_near: bool) -> tuple[Guest, Plug
     if set(functions) - {"describe"}:
         return "functions", "tool"
     wanted = " and ".join(WORLDS["tool"])
-    raise NotAPlugin(f"it exports no function that can be called; a tool exports {wanted}")
+    raise NotAPlugin(f"it exports no function; a tool exports {wanted}")
 
 
 def _listed(imports: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ def _listed(imports: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
 
 
 def _functions(instance: object, engine: Engine) -> dict[str, str]:
-    """function -> signature; none if it is no instance."""
+    """Returns the signatures of an instance's functions; empty for other types."""
     if not isinstance(instance, ComponentInstanceType):
         return {}
     inside = {name: one.ty for name, one in instance.exports(engine).items()}
@@ -198,14 +198,14 @@ def _spelled(name: str, function: FuncType) -> str:
 
 
 def _world(functions: Mapping[str, str], worlds: Worlds) -> PluginKind:
-    """The one world whose exports are all there, in one of the types that they may have."""
+    """Returns the one world whose exports are complete and have allowed types."""
     complete = [kind for kind, exports in worlds.items() if set(exports) <= set(functions)]
     if len(complete) > 1:
-        raise NotAPlugin("it is a tool and a channel adapter at once; make two plugins of it")
+        raise NotAPlugin("it is a tool and a channel adapter; split it into two plugins")
     if not complete:
         raise NotAPlugin("; ".join(_lacking(functions, worlds)))
     wrong = [
-        f"{name} is {functions[name]}, not {' or '.join(types)}"
+        f"{name} is {functions[name]}; it must be {' or '.join(types)}"
         for name, types in worlds[complete[0]].items()
         if functions[name] not in types
     ]
@@ -215,7 +215,7 @@ def _world(functions: Mapping[str, str], worlds: Worlds) -> PluginKind:
 
 
 def _lacking(functions: Mapping[str, str], worlds: Worlds) -> list[str]:
-    """What is missing of the worlds that are there in part, or else of a tool."""
+    """Lists the missing exports of the worlds that are present in part, or else of a tool."""
     begun = [w for w in worlds.values() if (set(w) - {"describe"}) & set(functions)]
     return [
         f"the export {name} is missing"
@@ -227,10 +227,11 @@ def _lacking(functions: Mapping[str, str], worlds: Worlds) -> list[str]:
 
 def _require_near(interface: str, functions: Mapping[str, str]) -> None:
     if not interface.startswith(NEAR_TOOL):
-        raise NotAPlugin(f"it exports {interface}; only near:agent/tool@0.4 is spoken here")
+        raise NotAPlugin(f"it exports {interface}; only near:agent/tool@0.4 is supported")
     for name, signature in NEAR_EXPORTS.items():
         if functions.get(name) != signature:
-            raise NotAPlugin(f"{interface}#{name} is {functions.get(name)}, not {signature}")
+            found = functions.get(name, "missing")
+            raise NotAPlugin(f"{interface}#{name} is {found}; it must be {signature}")
 
 
 def _require_known(interface: str, functions: Mapping[str, str], guest: Guest) -> None:
@@ -238,11 +239,11 @@ def _require_known(interface: str, functions: Mapping[str, str], guest: Guest) -
     if ours is not None:
         _require_same(interface, functions, INTERFACES[ours])
     elif interface.startswith(f"{PACKAGE}/"):
-        raise NotAPlugin(f"it imports {interface}; {PACKAGE} is offered in version {VERSION}")
+        raise NotAPlugin(f"it imports {interface}; the host offers {PACKAGE} in version {VERSION}")
     elif guest == "near" and interface.startswith(NEAR_HOST):
         _require_same(interface, functions, NEAR_FUNCTIONS)
     elif not interface.startswith("wasi:"):
-        raise NotAPlugin(f"it imports {interface}, which nobody offers")
+        raise NotAPlugin(f"it imports {interface}, which the host does not offer")
 
 
 def _require_same(interface: str, wanted: Mapping[str, str], offered: Mapping[str, str]) -> None:
@@ -250,7 +251,11 @@ def _require_same(interface: str, wanted: Mapping[str, str], offered: Mapping[st
         if offered.get(name) != signature:
             raise NotAPlugin(
                 f"it imports {interface}#{name} as {signature}; "
-                + (f"it is {offered[name]}" if name in offered else "there is no such function")
+                + (
+                    f"it must be {offered[name]}"
+                    if name in offered
+                    else "there is no such function"
+                )
             )
 
 
@@ -258,8 +263,8 @@ def _require_same(interface: str, wanted: Mapping[str, str], offered: Mapping[st
 MEMORY_BYTES, FILE_BYTES = 3 << 30, 512 << 20
 GUEST, COMPILED, REPORT = "guest", "compiled", "report"
 _COMPONENT = b"\0asm\x0d\0\x01\0"
-_SAID = 500
-_NICER_BY = 10  # the gateway and its workers go on while it works on every core
+_LONGEST_PROBLEM = 500
+_NICER_BY = 10  # a compilation can use every core; the gateway and its workers run first
 
 
 def main() -> None:
@@ -273,11 +278,11 @@ def main() -> None:
     try:
         inspection, compiled = compile_guest((folder / GUEST).read_bytes())
     except NotAPlugin as error:
-        report: dict[str, object] = {"problem": str(error)[:_SAID]}
+        report: dict[str, object] = {"problem": str(error)[:_LONGEST_PROBLEM]}
     except WasmtimeError as error:
-        said = " ".join(str(error).split())
-        told = f"it is damaged or no valid WebAssembly; build it again ({said}"
-        report = {"problem": f"{told[: _SAID - 1]})"}
+        reason = " ".join(str(error).split())
+        problem = f"it is damaged or not valid WebAssembly; build it again ({reason}"
+        report = {"problem": f"{problem[: _LONGEST_PROBLEM - 1]})"}
     else:
         (folder / COMPILED).write_bytes(compiled)
         report = {"inspection": asdict(inspection)}
@@ -285,7 +290,7 @@ def main() -> None:
 
 
 def compile_guest(wasm: bytes) -> tuple[Inspection, bytes]:
-    """Raises NotAPlugin or WasmtimeError."""
+    """Inspects and compiles a guest. Raises NotAPlugin or WasmtimeError."""
     if wasm.startswith(_COMPONENT):
         engine = component_engine()
         component = Component(engine, wasm)

@@ -1,4 +1,4 @@
-"""Turns a freestanding core module with the names of the canonical ABI into a component."""
+"""Converts a freestanding core module with the names of the canonical ABI to a component."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -10,14 +10,14 @@ from gateway.domain.ids import PluginKind
 from gateway.sandbox.interfaces import PACKAGE, VERSION, import_name, interface_of
 
 _MAGIC = b"\0asm\1\0\0\0"
-_HEAD = 8 + 2 + len(_MAGIC)  # of a component that begins with an empty core module
+_HEAD = 8 + 2 + len(_MAGIC)  # bytes before the rest of a component with an empty core module
 _KINDS: Mapping[type, str] = {FuncType: "function", MemoryType: "memory"}
 LONGEST_WHY = 500
 
 _ENUM = '(type $l (enum "debug" "info" "warn" "error")) (export "level" (type $level (eq $l)))'
 _KEY = '(param "namespace" string) (param "key" string)'
 _TEXT = "(result (result string (error string)))"
-# What the host offers: its type in a component, and how many i32 parameters its lowered form has.
+# host function -> its type in a component, and the number of i32 parameters of its lowered form
 HOST: Mapping[str, tuple[str, int]] = {
     "log/write": ('(param "level" $level) (param "message" string)', 3),
     "http/request": (f'(param "request" string) {_TEXT}', 3),
@@ -40,16 +40,16 @@ _CALLS: Mapping[PluginKind, Mapping[str, str]] = {
 
 
 class NotConvertible(GatewayError):
-    """A core module that lacks what a component of the world needs, or wants what it has not."""
+    """A core module lacks an export of the world, or has an import that the world does not offer."""
 
     code = "not_wrappable"
 
 
 def component_from_core(core: bytes, world: PluginKind) -> bytes:
-    """Imports only the interfaces that the core uses. Raises NotConvertible with what to change.
+    """Returns a component that imports only the interfaces that the core uses.
 
-    The core's exports are named as in the world (`handle-tool-call`) or, for languages that cannot
-    write that, with underscores.
+    The core's exports have the names of the world (`handle-tool-call`), or underscores instead of
+    dashes. Raises NotConvertible with the change to make.
     """
     imports, exports = _surface(core)
     used = sorted({_offered(module, name, world) for module, name in imports})
@@ -59,17 +59,17 @@ def component_from_core(core: bytes, world: PluginKind) -> bytes:
 
 
 def _surface(core: bytes) -> tuple[Sequence[tuple[str, str]], Mapping[str, str]]:
-    """The functions that a module imports, and its exports with their kinds."""
+    """Returns the functions that a module imports, and its exports with their kinds."""
     if core[:8] != _MAGIC:
         raise NotConvertible("this is not a WebAssembly core module")
     try:
         module = Module(Engine(), core)
     except WasmtimeError as error:
-        told = " ".join(str(error).split())
-        raise NotConvertible(f"the module is malformed: {told[:LONGEST_WHY]}") from error
+        reason = " ".join(str(error).split())
+        raise NotConvertible(f"the module is malformed: {reason[:LONGEST_WHY]}") from error
     for one in module.imports:
         if not isinstance(one.type, FuncType):
-            raise NotConvertible(f"it imports {one.module!r} {one.name!r}, which is no function")
+            raise NotConvertible(f"it imports {one.module!r} {one.name!r}, which is not a function")
     imports = [(one.module, one.name or "") for one in module.imports]
     return imports, {one.name: _KINDS.get(type(one.type), "other") for one in module.exports}
 
@@ -79,13 +79,13 @@ def _offered(module: str, name: str, world: PluginKind) -> str:
     if function in _OFFERED[world]:
         return function
     raise NotConvertible(
-        f"it imports {module!r} {name!r}; what a {world} may import are the functions of"
+        f"it imports {module!r} {name!r}; a {world} may import these functions of"
         f" {PACKAGE}/INTERFACE@{VERSION}: {', '.join(_OFFERED[world])}"
     )
 
 
 def _imported(used: Sequence[str]) -> Iterator[str]:
-    """The core's imports go through a table, because the real ones need its memory to exist."""
+    """Routes the core's imports through a table, because the real ones need the core's memory."""
     table = f"{len(used)} funcref"
     jumps = "\n".join(_jump(name, at) for at, name in enumerate(used))
     given = ""

@@ -1,4 +1,4 @@
-"""Guests that are components: our WIT worlds, near:agent tools, and plain functions as tools."""
+"""Guests that are components: exogate's WIT worlds, near:agent tools, and plain functions as tools."""
 
 import base64
 import binascii
@@ -52,35 +52,44 @@ from gateway.sandbox.interfaces import NEAR_EXPORTS, NEAR_HOST, NEAR_TOOL, impor
 from gateway.sandbox.protocol import Program, Status
 from gateway.sandbox.wasi import offer_wasi
 
-# -------------------------------------------------------------------------------------- our worlds
-# Host functions run on the guest's thread. They raise nothing but Ended.
+# --------------------------------------------------------------------------------- exogate's worlds
+# Host functions run on the guest's thread and raise only GuestEnded.
 HostFunction = Callable[..., object]
 
 
-class ComponentGuest:
-    """One loaded component. Every call has an instance of its own; only code is shared."""
+class _Guest:
+    """A loaded component. Each call has its own instance; calls share only code."""
 
     def __init__(self, engine: Engine, program: Program) -> None:
         self._engine = engine
         self._component, self._linker = _opened(engine, program)
-        self._exports = {
-            name: self._component.get_export_index(name)
-            for name in self._component.type.exports(engine)
-        }
-        # What toolchains import of wasi:* without need; a guest that calls it is ended.
-        self._linker.define_unknown_imports_as_traps(self._component)
+        self._types = {n: one.ty for n, one in self._component.type.exports(engine).items()}
+
+    def _with_instance(
+        self, call: GuestCall, work: Callable[[Store, Instance], tuple[Status, str]]
+    ) -> tuple[Status, str]:
+        with open_store(self._engine, call) as store:
+            try:
+                return work(store, self._linker.instantiate(store, self._component))
+            except WasmtimeError as error:
+                return describe_end(call, error)
+
+
+class ComponentGuest(_Guest):
+    """A component of one of exogate's worlds."""
+
+    def __init__(self, engine: Engine, program: Program) -> None:
+        super().__init__(engine, program)
+        self._exports = {name: self._component.get_export_index(name) for name in self._types}
 
     def run(self, call: GuestCall, function: str, text: str) -> tuple[Status, str]:
         index = self._exports.get(function)
         if index is None:
             return "invalid", f"it exports no {function}"
-        arguments = () if function == "describe" else (text,)
-        with open_store(self._engine, call) as store:
-            try:
-                instance = self._linker.instantiate(store, self._component)
-                return call_export(store, instance, index, *arguments)
-            except WasmtimeError as error:
-                return describe_end(call, error)
+        texts = () if function == "describe" else (text,)
+        return self._with_instance(
+            call, lambda store, instance: call_export(store, instance, index, *texts)
+        )
 
 
 def call_export(
@@ -88,12 +97,12 @@ def call_export(
 ) -> tuple[Status, str]:
     """Calls a function from texts to a text, or to a result of two texts. Raises WasmtimeError.
 
-    Without the binding's own call, which looks up the function's type each time.
+    The binding's own call is slower, because it looks up the function's type each time.
     """
     function, result = instance.get_func(store, export), ffi.wasmtime_component_val_t()
     assert function is not None
     inside = byref(function._func), store._context()  # noqa: SLF001  # reason: see above
-    raws = [text.encode() for text in texts]  # kept here: they are read while the call lasts
+    raws = [text.encode() for text in texts]  # the call reads these bytes, so they must stay alive
     given = (ffi.wasmtime_component_val_t * len(raws))(*map(_text_to_c, raws))
     error = ffi.wasmtime_component_func_call(*inside, given, len(raws), byref(result), 1)
     if error:
@@ -118,7 +127,7 @@ def _text_from_c(value: ffi.wasmtime_component_val_t) -> str:
 
 
 def _opened(engine: Engine, program: Program) -> tuple[Component, Linker]:
-    """With those of our interfaces, and of WASI's, defined that the component imports."""
+    """Loads a component and defines the known interfaces that it imports."""
     component, linker = Component.deserialize_file(engine, program.path), Linker(engine)
     imported = component.type.imports(engine)
     with linker.root() as root:
@@ -126,6 +135,10 @@ def _opened(engine: Engine, program: Program) -> tuple[Component, Linker]:
             if import_name(name) in imported:
                 define(root, import_name(name), functions)
     offer_wasi(linker, component, engine)
+    if program.guest == "near":
+        _offer_near(linker, component, engine, dict(program.config).get("authorization"))
+    # Toolchains import functions of wasi:* without need; calling one ends the guest.
+    linker.define_unknown_imports_as_traps(component)
     return component, linker
 
 
@@ -135,12 +148,8 @@ def define(root: LinkerInstance, interface: str, functions: Mapping[str, HostFun
             instance.add_func(name, function)
 
 
-def _log(_store: object, level: str, message: str) -> None:
-    current().log(level, message)
-
-
 def _asks(function: str) -> HostFunction:
-    """Text in, text or an error out."""
+    """Returns a host function from texts to a text or an error."""
 
     def ask(_store: object, *texts: str) -> Variant:
         return Variant(*current().ask(function, *texts))
@@ -149,7 +158,7 @@ def _asks(function: str) -> HostFunction:
 
 
 def _does(function: str) -> HostFunction:
-    """Text in, nothing or an error out."""
+    """Returns a host function from texts to nothing or an error."""
 
     def do(_store: object, *texts: str) -> str | None:
         answer, text = current().ask(function, *texts)
@@ -164,7 +173,7 @@ def _get(_store: object, namespace: str, key: str) -> Variant:
 
 
 def gives(function: str, read: Callable[[str], object]) -> HostFunction:
-    """A value that cannot be an error: without the grant, the call ends."""
+    """Returns a host function whose result cannot be an error: without the grant the call ends."""
 
     def give(_store: object, *arguments: object) -> object:
         call = current()
@@ -177,7 +186,7 @@ def gives(function: str, read: Callable[[str], object]) -> HostFunction:
 
 
 _HOST: dict[str, dict[str, HostFunction]] = {
-    "log": {"write": _log},
+    "log": {"write": lambda _store, level, message: current().log(level, message)},
     "http": {"request": _asks("http.request")},
     "store": {
         "get": _get,
@@ -194,43 +203,39 @@ _HOST: dict[str, dict[str, HostFunction]] = {
 # -------------------------------------------------------------------------------------- near:agent
 LONGEST_DESCRIPTION, LONGEST_SCHEMA = 4096, 512 * 1024
 _ID = re.compile(r"[A-Za-z0-9_.-]+")
-_ONLY_TOOL = "execute"  # of a guest whose operations nobody listed
+_ONLY_TOOL = "execute"  # the tool of a guest without `capability_ids`
 
 Object = Mapping[str, object]
 
 
-class NearGuest:
-    """One loaded tool. Every call has an instance of its own; only code is shared."""
+class NearGuest(_Guest):
+    """A near:agent tool."""
 
     def __init__(self, engine: Engine, program: Program) -> None:
-        self._engine = engine
-        self._component, self._linker = _opened(engine, program)
-        config = dict(program.config)
-        _offer_near(self._linker, self._component, engine, config.get("authorization"))
-        self._linker.define_unknown_imports_as_traps(self._component)
-        exports = self._component.type.exports(engine)
-        tool = next(name for name in exports if name.startswith(NEAR_TOOL))
+        super().__init__(engine, program)
+        tool = next(name for name in self._types if name.startswith(NEAR_TOOL))
         outer = self._component.get_export_index(tool)
         self._exports = {n: self._component.get_export_index(n, outer) for n in NEAR_EXPORTS}
-        listed = _ID.findall(config.get("capability_ids", ""))
+        listed = _ID.findall(dict(program.config).get("capability_ids", ""))
         self._ids = {one.rpartition(".")[2]: one for one in listed} or {_ONLY_TOOL: _ONLY_TOOL}
 
     def run(self, call: GuestCall, function: str, text: str) -> tuple[Status, str]:
         if function not in {"describe", "handle-tool-call"}:
             return "invalid", f"it has no {function}"
-        with open_store(self._engine, call) as store:
-            try:
-                instance = self._linker.instantiate(store, self._component)
-                ask = partial(self._called, store, instance)
-                if function == "describe":
-                    return self._described(str(ask("description")), str(ask("schema")))
-                asked = json.loads(text)
-                capability = self._ids.get(asked["tool"])
-                if capability is None:
-                    return "err", f"there is no tool {asked['tool']}"
-                return _told(ask("execute", _request(capability, asked["arguments"])))
-            except WasmtimeError as error:
-                return describe_end(call, error)
+
+        def work(store: Store, instance: Instance) -> tuple[Status, str]:
+            ask = partial(self._called, store, instance)
+            if function == "describe":
+                return self._described(str(ask("description")), str(ask("schema")))
+            asked = json.loads(text)
+            capability = self._ids.get(asked["tool"])
+            if capability is None:
+                return "err", f"there is no tool {asked['tool']}"
+            context = json.dumps({"capability_id": capability})
+            params = json.dumps(asked["arguments"])
+            return _answer(ask("execute", _new_record(params=params, context=context)))
+
+        return self._with_instance(call, work)
 
     def _called(self, store: Store, instance: Instance, name: str, *values: object) -> object:
         export: ExportIndex | None = self._exports[name]
@@ -240,28 +245,21 @@ class NearGuest:
     def _described(self, description: str, schema: str) -> tuple[Status, str]:
         about = description[:LONGEST_DESCRIPTION]
         try:
-            told = json.loads(schema[:LONGEST_SCHEMA])
+            parsed = json.loads(schema[:LONGEST_SCHEMA])
         except (ValueError, RecursionError):
-            told = None
-        if not isinstance(told, dict):
-            return (
-                "invalid",
-                f"its schema is no JSON object of at most {LONGEST_SCHEMA // 1024} KiB",
-            )
+            parsed = None
+        if not isinstance(parsed, dict):
+            most = f"{LONGEST_SCHEMA // 1024} KiB"
+            return "invalid", f"its schema is not a JSON object of at most {most}"
         tools = [
-            {"name": name, "description": about, "parameters": _parameters(told, name)}
+            {"name": name, "description": about, "parameters": _parameters(parsed, name)}
             for name in self._ids
         ]
         return "ok", json.dumps({"name": "near", "description": about, "tools": tools})
 
 
-def _request(capability: str, arguments: object) -> Record:
-    context = json.dumps({"capability_id": capability})
-    return _new_record(params=json.dumps(arguments), context=context)
-
-
-def _told(response: object) -> tuple[Status, str]:
-    """Without the case's name: the binding tells a text from a failure."""
+def _answer(response: object) -> tuple[Status, str]:
+    """Reads a response, whose case the binding marks only by its class."""
     if isinstance(response, str):
         return "ok", response
     words = (getattr(response, name, None) for name in ("kind", "code", "message"))
@@ -269,7 +267,7 @@ def _told(response: object) -> tuple[Status, str]:
 
 
 def _new_record(**fields: object) -> Record:
-    """The binding's records have any field; those of WIT have dashes in their names."""
+    """Returns a record; WIT writes its field names with dashes."""
     record = Record()
     for name, value in fields.items():
         setattr(record, name.replace("_", "-"), value)
@@ -277,7 +275,7 @@ def _new_record(**fields: object) -> Record:
 
 
 def _parameters(schema: Object, name: str) -> Object:
-    """What of the one schema is about an operation: the branch that is tagged or titled with it."""
+    """Returns the branch of the schema whose tag or title is the operation; empty without one."""
     if name == _ONLY_TOOL:
         return schema
     for branch in map(_as_object, _as_list(schema.get("oneOf"))):
@@ -293,7 +291,7 @@ def _parameters(schema: Object, name: str) -> Object:
 
 
 def _untagged(branch: Object) -> Object:
-    """It is the host that says which operation: a guest refuses arguments that say it too."""
+    """Removes the tag, because the host passes the operation and a guest refuses a second one."""
     properties = {k: v for k, v in _as_object(branch.get("properties")).items() if k != "action"}
     required = [name for name in _as_list(branch.get("required")) if name != "action"]
     return {**branch, "properties": properties, "required": required}
@@ -335,15 +333,15 @@ def _http_request(
     try:
         headers = json.loads(str(headers_json) or "{}")
     except (ValueError, RecursionError):
-        return _failure("input", "its headers are no JSON")
+        return _failure("input", "the headers are not JSON")
     if authorization is not None:
         headers = {**_as_object(headers), "authorization": authorization}
     request = {"method": method, "url": url, "headers": headers, "timeout_ms": timeout_ms}
     reply = fetch(request, body if isinstance(body, bytes) else None)
     if isinstance(reply, str):
         return _failure("operation-failed", reply)
-    told = json.dumps(dict(reply.headers))
-    return Variant("ok", _new_record(status=reply.status, headers_json=told, body=reply.body))
+    answered = json.dumps(dict(reply.headers))
+    return Variant("ok", _new_record(status=reply.status, headers_json=answered, body=reply.body))
 
 
 def _failure(kind: str, message: str) -> Variant:
@@ -356,29 +354,26 @@ Field = tuple[str, ValType | None]
 
 
 class NotInJson(Exception):
-    """JSON has nothing for a handle or a stream."""
+    """The type has no JSON form, for example a handle or a stream."""
 
 
 class TypeMismatch(Exception):
-    """A JSON value that is not of its type; the text says what is wanted."""
-
-
-def _unchanged(value: object) -> object:
-    return value
+    """A JSON value does not have its type; the text names the type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A type. `read` makes of JSON what the binding takes and raises TypeMismatch; `tell` is its inverse."""
+    """The JSON form of a type. `read` converts JSON to a value of the binding and raises
+    TypeMismatch; `write` is its inverse."""
 
     schema: dict[str, object]
     read: Callable[[object], object]
-    write: Callable[[object], object] = _unchanged
+    write: Callable[[object], object] = lambda value: value
     is_optional: bool = False
 
 
 def shape_of(kind: ValType | None) -> Shape:
-    """Raises NotInJson."""
+    """Returns the JSON form of a type. Raises NotInJson."""
     make = _SHAPES.get(type(kind))
     if make is None:
         raise NotInJson(type(kind).__name__)
@@ -386,7 +381,8 @@ def shape_of(kind: ValType | None) -> Shape:
 
 
 def shape_of_fields(fields: Iterable[Field]) -> Shape:
-    """Of an object; what is read is a list in the fields' order. Raises NotInJson."""
+    """Returns the form of an object, which is read as a list in the order of its fields. Raises
+    NotInJson."""
     return _fields([(name, shape_of(kind)) for name, kind in fields])
 
 
@@ -394,7 +390,7 @@ def _fields(shapes: Sequence[tuple[str, Shape]]) -> Shape:
 
     def read(value: object) -> object:
         if not isinstance(value, dict):
-            raise TypeMismatch("an object is wanted")
+            raise TypeMismatch("must be an object")
         lacking = [n for n, shape in shapes if n not in value and not shape.is_optional]
         if lacking:
             raise TypeMismatch(f"{lacking[0]} is missing")
@@ -414,7 +410,7 @@ def _simple(
 ) -> Callable[[object], Shape]:
     def read(value: object) -> object:
         if not fits(value):
-            raise TypeMismatch(f"{wanted} is wanted")
+            raise TypeMismatch(f"must be {wanted}")
         return value
 
     return lambda _kind: Shape(schema, read)
@@ -427,7 +423,7 @@ def _integer(low: int, high: int) -> Callable[[object], Shape]:
 
 
 def _is_text(value: object) -> bool:
-    """Half a surrogate pair can stand in JSON, but in no component."""
+    """True for text without half a surrogate pair, which JSON allows but a component does not."""
     return isinstance(value, str) and value == value.encode(errors="ignore").decode()
 
 
@@ -436,13 +432,9 @@ def _number(_kind: ValType) -> Shape:
         if isinstance(value, int | float) and not isinstance(value, bool):
             with suppress(OverflowError):
                 return float(value)
-        raise TypeMismatch("a number is wanted")
+        raise TypeMismatch("must be a number")
 
     return Shape({"type": "number"}, read)
-
-
-def _nothing(_kind: None) -> Shape:
-    return Shape({"type": "null"}, lambda _: None)
 
 
 def _bytes() -> Shape:
@@ -450,7 +442,7 @@ def _bytes() -> Shape:
         try:
             return base64.b64decode(value, validate=True)  # type: ignore[arg-type]  # or TypeError
         except (TypeError, ValueError, binascii.Error):
-            raise TypeMismatch("base64 is wanted") from None
+            raise TypeMismatch("must be base64") from None
 
     def write(value: object) -> object:
         assert isinstance(value, bytes)
@@ -461,7 +453,7 @@ def _bytes() -> Shape:
 
 def _listed(value: object) -> list[object]:
     if not isinstance(value, list):
-        raise TypeMismatch("a list is wanted")
+        raise TypeMismatch("must be a list")
     return value
 
 
@@ -481,7 +473,7 @@ def _tuple(kind: TupleType) -> Shape:
 
     def read(value: object) -> object:
         if len(_listed(value)) != len(shapes):
-            raise TypeMismatch(f"a list of {len(shapes)} is wanted")
+            raise TypeMismatch(f"must be a list of {len(shapes)}")
         return tuple(s.read(item) for s, item in zip(shapes, _listed(value), strict=True))
 
     size = len(shapes)
@@ -511,17 +503,14 @@ def _record(kind: RecordType) -> Shape:
     return Shape(fields.schema, read, write)
 
 
-def _cases(kind: VariantType | ResultType) -> Sequence[Field]:
-    return kind.cases if isinstance(kind, VariantType) else [("ok", kind.ok), ("err", kind.err)]
-
-
 def _variant(kind: VariantType | ResultType) -> Shape:
-    shapes = {name: shape_of(one) for name, one in _cases(kind)}
+    cases = kind.cases if isinstance(kind, VariantType) else [("ok", kind.ok), ("err", kind.err)]
+    shapes = {name: shape_of(one) for name, one in cases}
 
     def read(value: object) -> object:
         name, payload = next(iter(value.items())) if isinstance(value, dict) and value else ("", 0)
         if name not in shapes or (isinstance(value, dict) and len(value) > 1):
-            raise TypeMismatch(f"an object with one of {', '.join(shapes)} is wanted")
+            raise TypeMismatch(f"must be an object with one of {', '.join(shapes)}")
         return value_of_case(kind, name, shapes[name].read(payload))
 
     def write(value: object) -> object:
@@ -563,9 +552,9 @@ def _flags(kind: FlagsType) -> Shape:
 
 _BITS: Mapping[type, int] = {U8: 8, U16: 16, U32: 32, U64: 64}
 _SIGNED_BITS: Mapping[type, int] = {S8: 8, S16: 16, S32: 32, S64: 64}
-# A shape is made of a type of the class that it is listed under.
+# Each function takes a type of its class.
 _SHAPES: Mapping[type, Callable[..., Shape]] = {
-    type(None): _nothing,
+    type(None): lambda _kind: Shape({"type": "null"}, lambda _value: None),
     Bool: _simple({"type": "boolean"}, "true or false", lambda v: isinstance(v, bool)),
     **{kind: _integer(0, (1 << bits) - 1) for kind, bits in _BITS.items()},
     **{
@@ -597,7 +586,7 @@ LONGEST_SIGNATURE = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """`fails` has the type of a result: its error is the tool's."""
+    """One exported function. `fails` is its result type if it can return an error."""
 
     export: ExportIndex
     arguments: Shape
@@ -606,19 +595,16 @@ class _Function:
     about: str
 
 
-class FunctionsGuest:
-    """One loaded component. Every call has an instance of its own; only code is shared."""
+class FunctionsGuest(_Guest):
+    """A component whose functions are tools."""
 
     def __init__(self, engine: Engine, program: Program) -> None:
-        self._engine = engine
-        self._component, self._linker = _opened(engine, program)
-        self._linker.define_unknown_imports_as_traps(self._component)
-        exports = self._component.type.exports(engine)
-        found = ((name, self._function(name, one.ty)) for name, one in exports.items())
+        super().__init__(engine, program)
+        found = ((name, self._function(name, kind)) for name, kind in self._types.items())
         self._functions = {name: function for name, function in found if function is not None}
 
     def _function(self, name: str, kind: object) -> _Function | None:
-        """None for what JSON cannot call."""
+        """Returns an exported function; None for other exports, and for types without JSON."""
         export = self._component.get_export_index(name)
         if not isinstance(kind, FuncType) or export is None:
             return None
@@ -627,14 +613,18 @@ class FunctionsGuest:
         fails = result if isinstance(result, ResultType) else None
         try:
             arguments = shape_of_fields(kind.params)
-            told = shape_of(fails.ok if fails is not None else result)
+            returned = shape_of(fails.ok if fails is not None else result)
         except NotInJson:
             return None
-        return _Function(export, arguments, told, fails, about)
+        return _Function(export, arguments, returned, fails, about)
 
     def run(self, call: GuestCall, function: str, text: str) -> tuple[Status, str]:
         if function == "describe":
-            return "ok", json.dumps({"name": "functions", "tools": self._tools()})
+            tools = [
+                {"name": name, "description": one.about, "parameters": one.arguments.schema}
+                for name, one in self._functions.items()
+            ]
+            return "ok", json.dumps({"name": "functions", "tools": tools})
         if function != "handle-tool-call":
             return "invalid", f"it has no {function}"
         asked = json.loads(text)
@@ -644,30 +634,18 @@ class FunctionsGuest:
         try:
             values = chosen.arguments.read(asked["arguments"])
         except TypeMismatch as error:
-            return "err", f"the arguments do not fit: {error}"
+            return "err", f"invalid arguments: {error}"
         assert isinstance(values, list)
-        return self._called(call, chosen, values)
 
-    def _tools(self) -> list[object]:
-        return [
-            {"name": name, "description": one.about, "parameters": one.arguments.schema}
-            for name, one in self._functions.items()
-        ]
-
-    def _called(
-        self, call: GuestCall, chosen: _Function, values: list[object]
-    ) -> tuple[Status, str]:
-        with open_store(self._engine, call) as store:
-            try:
-                instance = self._linker.instantiate(store, self._component)
-                function = instance.get_func(store, chosen.export)
-                value = function(store, *values) if function is not None else None
-            except WasmtimeError as error:
-                return describe_end(call, error)
+        def work(store: Store, instance: Instance) -> tuple[Status, str]:
+            function = instance.get_func(store, chosen.export)
+            value = function(store, *values) if function is not None else None
             if call.why is not None:
                 return describe_end(call, WasmtimeError(""))
-        if chosen.fails is not None:
-            case, _, value = case_of(chosen.fails, value)
-            if case == "err":
-                return "err", value if isinstance(value, str) else "it failed"
-        return "ok", json.dumps(chosen.result.write(value))
+            if chosen.fails is not None:
+                case, _, value = case_of(chosen.fails, value)
+                if case == "err":
+                    return "err", value if isinstance(value, str) else "it failed"
+            return "ok", json.dumps(chosen.result.write(value))
+
+        return self._with_instance(call, work)

@@ -1,7 +1,7 @@
-"""What a worker gives up before it touches guest code: network, programs, files, other processes.
+"""Confines a worker before it loads guest code: no network, programs, files or other processes.
 
-Linux only: seccomp and Landlock, each where the kernel has it. Neither needs privileges, and neither
-can be taken back. What holds is reported, never assumed.
+Linux only: seccomp and Landlock, each if the kernel has it. Both work without privileges and cannot be
+undone. The result reports which of them is in force.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _PR_SET_PDEATHSIG = 1
 _EPERM, _ENOSYS = 1, 38
 
-# Refused: new sockets, programs and processes, other processes' memory and signals to them, and what
-# goes around files' and system calls' checks. A name that a machine lacks is left out.
+# Refused: new sockets, programs and processes, access to other processes, and calls that bypass the
+# checks of files and system calls. A machine without a call has no entry for it.
 _REFUSED = {
     "x86_64": {
         "socket": 41, "connect": 42, "accept": 43, "bind": 49, "listen": 50, "socketpair": 53,
@@ -49,13 +49,13 @@ _REFUSED = {
         "userfaultfd": 282, "kexec_file_load": 294,
     },
 }  # fmt: skip
-# The same numbers on every machine.
+# These numbers are the same on every machine.
 _REFUSED_NEW = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426,
     "io_uring_register": 427, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsmount": 432,
     "pidfd_open": 434, "pidfd_getfd": 438, "process_madvise": 440, "fchmodat2": 452,
 }  # fmt: skip
-# Allowed for this process alone: the first argument is a process, here ours (0 means the same).
+# Allowed only for this process: the first argument is a process id, or 0 for the caller.
 _OURS_ALONE = {
     "x86_64": {"tgkill": 234, "prlimit64": 302},
     "aarch64": {"tgkill": 131, "prlimit64": 261},
@@ -72,14 +72,14 @@ _WRITE = _READ | 0b1_0000_0010  # write a file, make a regular one
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What holds. `landlock` is the kernel's version of it; 0: it has none."""
+    """The confinement in force. `landlock` is the kernel's version of Landlock; 0 without it."""
 
     seccomp: bool
     landlock: int
 
 
 def confine(*, readable: Sequence[Path] = (), writable: Sequence[Path] = ()) -> Confinement:
-    """From here on only what is named can be opened. Call it before the first thread starts."""
+    """Confines the process to the named paths. Call it before the first thread starts."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not sys.platform.startswith("linux"):
         return Confinement(seccomp=False, landlock=0)
@@ -90,7 +90,8 @@ def confine(*, readable: Sequence[Path] = (), writable: Sequence[Path] = ()) -> 
 
 
 def die_with_parent() -> None:
-    """For a child that its parent has no socket to. Where there is no such thing, it ends later."""
+    """Makes the kernel kill this process with its parent, for a child without a socket to it. Other
+    systems than Linux let it run to its end."""
     if sys.platform.startswith("linux"):
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -105,7 +106,7 @@ def _restrict_files(readable: list[tuple[Path, int]], writable: Sequence[Path]) 
     if version < 1:
         return 0
     handled = (1 << (13 + min(version - 1, 2))) - 1  # every right to files that this version knows
-    # From version 4 on it refuses TCP as well.
+    # From version 4 on, Landlock also refuses TCP.
     attributes = struct.pack("<QQ", handled, 0b11) if version >= 4 else struct.pack("<Q", handled)
     rules = _LIBC.syscall(
         _LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0)
@@ -125,7 +126,7 @@ def _allow(rules: int, path: Path, rights: int) -> None:
     try:
         rule = struct.pack("<Qi", rights, parent)
         if _LIBC.syscall(_LANDLOCK_ADD, rules, ctypes.c_int(1), rule, ctypes.c_uint(0)) != 0:
-            raise OSError(ctypes.get_errno(), f"Landlock does not take {path}")
+            raise OSError(ctypes.get_errno(), f"Landlock refuses {path}")
     finally:
         os.close(parent)
 
@@ -144,22 +145,23 @@ def _filter_calls(machine: str) -> bool:
 
 
 def _instructions(machine: str, refused: Sequence[int]) -> list[bytes]:
-    """A BPF program: refuse what is listed, processes (not threads), and another machine's calls."""
+    """Returns a BPF program that refuses the listed calls, new processes (not threads), and calls of
+    another machine."""
     load, equal, at_least, bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse, unknown, kill = 0x7FFF0000, 0x00050000 | _EPERM, 0x00050000 | _ENOSYS, 0x80000000
-    first = 16  # where the first argument is
+    first = 16  # offset of the first argument
 
     def instruction(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
         return struct.pack("<HBBI", code, then, otherwise, value)
 
     return [
-        instruction(load, 4),  # the machine that the call is for
+        instruction(load, 4),  # the machine of the call
         instruction(equal, _AUDIT_ARCH[machine], 1, 0),
         instruction(give, kill),
         instruction(load, 0),  # the call's number
         instruction(at_least, 0x40000000, 0, 1),  # x32 has numbers of its own
         instruction(give, refuse),
-        # glibc falls back to clone, whose flags can be seen
+        # glibc falls back to clone, whose flags the filter can read
         instruction(equal, _CLONE3, 0, 1),
         instruction(give, unknown),
         instruction(equal, _CLONE[machine], 0, 4),

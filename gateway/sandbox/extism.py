@@ -1,4 +1,4 @@
-"""Guests that were written with an Extism PDK: core modules, and a memory that they share with us."""
+"""Guests written with an Extism PDK: core modules that share a memory with the host."""
 
 import base64
 import binascii
@@ -32,11 +32,11 @@ from gateway.sandbox.protocol import Program, Status
 from gateway.sandbox.wasi import define_wasi_core, pop_exit_code
 
 # ------------------------------------------------------------------------------- the shared memory
-# Below 64: where input, output and error are, and where the blocks end. Then the blocks, each after
-# a head: whether it is in use, its room, its length. A guest can spoil blocks, and only its own.
+# The first 64 bytes hold the offsets of input, output and error, and the end of the blocks. A head
+# before each block holds its use, capacity and length. A guest can damage only its own blocks.
 _IN_USE, _FREE, _HEAD = 0x65787561, 0x65787566, 16
 _STATE = struct.Struct("<QQQQQ")
-# Read before the worker gives up the right to open files.
+# Read at import, because a confined worker cannot open files.
 _KERNEL = Path(__file__).with_name("extism.wat").read_text(encoding="ascii")
 
 
@@ -45,10 +45,10 @@ def kernel_of(engine: Engine) -> InstancePre:
 
 
 class Kernel:
-    """One call's. Nothing that a guest wrote there is believed without a look at its bounds."""
+    """The shared memory of one call. Every read checks the bounds, because the guest writes there."""
 
     def __init__(self, store: Store, linker: Linker) -> None:
-        """The linker has the kernel's instance already."""
+        """`linker` must hold the kernel's instance."""
         self._store = store
         memory, alloc = (linker.get(store, EXTISM, name) for name in ("memory", "alloc"))
         assert isinstance(memory, Memory)
@@ -56,21 +56,21 @@ class Kernel:
         self._memory, self._alloc = memory, alloc
 
     def put(self, data: bytes) -> int:
-        """Where it is now; 0 if it is empty or there is no room."""
+        """Writes a block and returns its offset; 0 if it is empty or memory is full."""
         at = int(self._alloc(self._store, len(data)))
         if at:
             self._memory.write(self._store, bytearray(data), at)
         return at
 
     def put_input(self, data: bytes) -> None:
-        """Raises MemoryError if there is no room."""
+        """Sets the input of the guest. Raises MemoryError if memory is full."""
         at = self.put(data)
         if data and not at:
             raise MemoryError
         self._memory.write(self._store, bytearray(struct.pack("<QQ", at, len(data))), 0)
 
     def block(self, handle: int) -> bytes | None:
-        """What was allocated there; None if nothing was."""
+        """Returns the block of a handle; None if there is none."""
         at = handle & 0xFFFF_FFFF_FFFF_FFFF
         head = self._read(at - _HEAD, _HEAD) if at >= 64 + _HEAD else None
         if head is None:
@@ -83,7 +83,7 @@ class Kernel:
         return self._read(at, length) or b""
 
     def error(self) -> bytes:
-        """Empty if there is none."""
+        """Returns the guest's error; empty without one."""
         return self.block(self._state()[4]) or b""
 
     def _state(self) -> tuple[int, ...]:
@@ -97,21 +97,21 @@ class Kernel:
 
 # --------------------------------------------------------------------------------------- the guest
 _GUEST = "guest"
-_DEBUG = 1  # Extism counts from trace, 0, to error, 4
-_PACKED = "base64:"  # before a variable that is no text, or that begins so itself
+_DEBUG = 1  # Extism's levels are trace (0) to error (4)
+_PACKED = "base64:"  # prefix of a variable that is not text, or that has this prefix itself
 LONGEST_ERROR = 4096
 MOST_TEXT_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
 class _Run:
-    """What host functions know of the call that their thread is at."""
+    """The state of a call that the host functions of its thread use."""
 
     kernel: Kernel
     config: Mapping[str, str]
     status: int = 0
     headers: Mapping[str, str] | None = None
-    failure: str | None = None  # what the host said no to
+    failure: str | None = None  # why a host function ended the call
 
 
 _mine = threading.local()
@@ -123,7 +123,7 @@ def _run() -> _Run:
 
 
 class ExtismGuest:
-    """One loaded module. Every call has instances of its own; only code is shared."""
+    """A loaded module. Each call has its own instances; calls share only code."""
 
     def __init__(self, engine: Engine, program: Program) -> None:
         self._engine = engine
@@ -137,7 +137,7 @@ class ExtismGuest:
         }
         self._kernel = kernel_of(engine)
         self._linker = Linker(engine)
-        self._linker.allow_shadowing = True  # so that the kernel's functions take the traps' place
+        self._linker.allow_shadowing = True  # the kernel's functions replace traps
         self._offer()
         define_wasi_core(self._linker, engine, self._module)
         self._linker.define_unknown_imports_as_traps(self._module)
@@ -154,7 +154,7 @@ class ExtismGuest:
                 run.kernel.put_input(b"" if function == "describe" else text.encode())
                 code, ended = self._called(store, linker, name)
             except MemoryError:
-                return "memory", "it may not have the memory that its input needs"
+                return "memory", "its input needs more memory than it may have"
             except (Trap, WasmtimeError) as error:
                 return describe_end(call, error)
             return _outcome(call, run, code, ended)
@@ -162,7 +162,7 @@ class ExtismGuest:
     def _called(
         self, store: Store, linker: Linker, name: str
     ) -> tuple[int, Trap | WasmtimeError | None]:
-        """The guest's own number, and with what it ended if it did not return one."""
+        """Runs an export and returns its exit code, and the error if it did not return one."""
         try:
             linker.define_instance(store, _GUEST, linker.instantiate(store, self._module))
             for initialiser in self._initialisers():
@@ -172,11 +172,11 @@ class ExtismGuest:
             exit_code = pop_exit_code()
             if exit_code is None:
                 return 0, error
-        current().why = None  # the guest's own end is none of ours
+        current().why = None  # the guest exited by itself
         return exit_code, None
 
     def _initialisers(self) -> tuple[str, ...]:
-        """What a language's runtime wants to be called before all else."""
+        """Returns the exports that a language's runtime needs to be called first."""
         there = [
             name for name in _ARGUMENTS if self._exports.get(name, "").startswith(_TAKES[name])
         ]
@@ -204,16 +204,16 @@ _ARGUMENTS = {"__wasm_call_ctors": (), "_initialize": (), "hs_init": (0, 0)}
 
 
 def _cloned(linker: Linker) -> Linker:
-    """Definitions that belong to one store must not stay in the linker that all calls share."""
+    """Clones the linker of all calls, because definitions of one store must not stay in it."""
     clone = Linker.__new__(Linker)
-    # The binding does not have it as a method.
+    # The binding has no method for it.
     clone._set_ptr(ffi.wasmtime_linker_clone(linker.ptr()))  # noqa: SLF001  # see above
     clone.engine = linker.engine
     return clone
 
 
 def _exported(store: Store, linker: Linker, name: str) -> Func:
-    """Found by the linker: an instance's exports would all be wrapped to find one."""
+    """Returns an export through the linker; an instance would wrap all its exports to find one."""
     found = linker.get(store, _GUEST, name)
     assert isinstance(found, Func)
     return found
@@ -229,7 +229,8 @@ def _type(signature: str) -> FuncType:
 def _outcome(
     call: GuestCall, run: _Run, code: int, ended: Trap | WasmtimeError | None
 ) -> tuple[Status, str]:
-    """What the host said no to comes first, then why we ended it, then what the guest says."""
+    """Returns the result of a call: a refusal of the host first, then the reason why the worker ended
+    it, then the guest's own answer."""
     if run.failure is None and call.why is not None:
         return describe_end(call, ended or WasmtimeError(""))
     error = run.failure or run.kernel.error()[:LONGEST_ERROR].decode(errors="replace")
@@ -246,7 +247,7 @@ def _outcome(
 
 
 def _failed(why: str) -> GuestEnded:
-    """To be raised: a host function of Extism's has no way to say no but to end the call."""
+    """Returns the error to raise: a host function of Extism can refuse only by ending the call."""
     _run().failure = why
     return current().stop("denied")
 
@@ -254,7 +255,7 @@ def _failed(why: str) -> GuestEnded:
 def _text(handle: int, what: str) -> str:
     block = _run().kernel.block(handle)
     if block is None:
-        raise _failed(f"{what} is nowhere in memory")
+        raise _failed(f"{what} is not in memory")
     if len(block) > MOST_TEXT_BYTES:
         raise _failed(f"{what} is larger than {MOST_TEXT_BYTES // 1024} KiB")
     try:
@@ -266,7 +267,7 @@ def _text(handle: int, what: str) -> str:
 def _put(data: bytes) -> int:
     at = _run().kernel.put(data)
     if data and not at:
-        raise _failed("there is no room for what the host answers")
+        raise _failed("memory is full, so the host cannot return its answer")
     return at
 
 
@@ -299,7 +300,7 @@ def _var_set(key: int, value: int) -> None:
         return
     block = _run().kernel.block(value)
     if block is None:
-        raise _failed("the value of a variable is nowhere in memory")
+        raise _failed("the value of a variable is not in memory")
     _asked("store.set", "vars", name, pack(block))
 
 
@@ -324,12 +325,12 @@ def _http_request(request: int, body: int) -> int:
     run = _run()
     run.status, run.headers = 0, None
     try:
-        told = json.loads(_text(request, "a request"))
+        parsed = json.loads(_text(request, "a request"))
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
-        raise _failed("a request is no JSON object")
-    asked = {name: told[name] for name in ("method", "url", "headers") if told.get(name)}
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise _failed("a request is not a JSON object")
+    asked = {name: parsed[name] for name in ("method", "url", "headers") if parsed.get(name)}
     reply = fetch(asked, run.kernel.block(body) if body else None)
     if isinstance(reply, str):
         raise _failed(reply)
@@ -337,18 +338,10 @@ def _http_request(request: int, body: int) -> int:
     return _put(reply.body)
 
 
-def _http_status_code() -> int:
-    return _run().status
-
-
 def _http_headers() -> int:
     current().count("headers")
     headers = _run().headers
     return 0 if headers is None else _put(json.dumps(headers).encode())
-
-
-def _get_log_level() -> int:
-    return _DEBUG
 
 
 def _logs(level: str) -> Callable[[int], None]:
@@ -372,12 +365,9 @@ _HOST: dict[str, Callable[..., object]] = {
     "var_get": _var_get,
     "var_set": _var_set,
     "http_request": _http_request,
-    "http_status_code": _http_status_code,
+    "http_status_code": lambda: _run().status,
     "http_headers": _http_headers,
-    "get_log_level": _get_log_level,
+    "get_log_level": lambda: _DEBUG,
     "log_trace": _logs("debug"),
-    "log_debug": _logs("debug"),
-    "log_info": _logs("info"),
-    "log_warn": _logs("warn"),
-    "log_error": _logs("error"),
+    **{f"log_{level}": _logs(level) for level in ("debug", "info", "warn", "error")},
 }

@@ -1,4 +1,4 @@
-"""The host functions of guests, served in the gateway: each use checked against the grants, and counted."""
+"""The host functions of guests: served in the gateway, checked against the grants, and counted."""
 
 import base64
 import binascii
@@ -28,13 +28,13 @@ from gateway.domain.supervision import result_of
 from gateway.domain.text import printable
 
 # --------------------------------------------------------------------------------------------- use
-MOST_NAMES = 100  # distinct ones of one plugin; the rest is counted together
+MOST_NAMES = 100  # distinct names of one plugin; OTHERS counts the rest
 OTHERS = "others"
 _LONGEST = 200
 
 
 class Uses(NamedTuple):
-    """How often, by what was asked for."""
+    """Counts by capability."""
 
     granted: Mapping[str, int]
     denied: Mapping[str, int]
@@ -42,7 +42,7 @@ class Uses(NamedTuple):
 
 @dataclass(slots=True)
 class CapabilityUse:
-    """What each plugin used of its grants, and what it was denied, since the start."""
+    """The granted and denied uses of each plugin since the start."""
 
     _granted: dict[str, dict[str, int]] = field(default_factory=dict)
     _denied: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class CapabilityUse:
         _count(self._granted.setdefault(plugin, {}), capability)
 
     def record_denial(self, plugin: str, capability: str) -> None:
-        """`capability` is what would have allowed it; a plugin may ask for anything."""
+        """Counts a denied use; `capability` would have allowed it and may be the plugin's words."""
         times = _count(self._denied.setdefault(plugin, {}), capability)
         if times == 10 ** (len(str(times)) - 1):
             extra = {"plugin": plugin, "capability": capability[:200], "times": times}
@@ -62,7 +62,7 @@ class CapabilityUse:
 
 
 def _count(counts: dict[str, int], capability: str) -> int:
-    """What a plugin asked for may be its own words."""
+    """Counts a use and returns the count. A plugin chooses names, so they are cut and bounded."""
     name = printable(capability[:_LONGEST])
     if name not in counts and len(counts) >= MOST_NAMES:
         name = OTHERS
@@ -73,22 +73,22 @@ def _count(counts: dict[str, int], capability: str) -> int:
 # ---------------------------------------------------------------------------------- host functions
 log = logging.getLogger(__name__)
 
-Answer = tuple[str, ...]  # "ok", "none" or "err", a text, and of an HTTP answer its body
+Answer = tuple[str, ...]  # "ok", "none" or "err", a text, and the body of an HTTP answer
 MOST_RANDOM_BYTES = 64 * 1024
-_STEP_BYTES = 3 * 256 * 1024  # whole groups of three, so that the pieces fit together
+_STEP_BYTES = 3 * 256 * 1024  # a multiple of three, so that pieces of base64 can be joined
 _SMALL_REQUEST = 64 * 1024  # characters
 _TEXTS = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _BEHIND_HOST = re.compile(r"[/?#]")
 NOT_KEPT = (
-    "nothing is kept for a person in a request that belongs to no conversation: "
-    "ask in a conversation (/v1 names one with X-Exogate-Session)"
+    "nothing can be stored for a person in a request without a conversation; "
+    "use a conversation (on /v1, the header X-Exogate-Session)"
 )
-LONGEST_WAIT_MS = 600_000  # the call's own end, and that of whoever fetches, come first
+LONGEST_WAIT_MS = 600_000  # the deadlines of the call and of the HTTP client are shorter
 
 
 @dataclass(frozen=True, slots=True)
 class HostDeps:
-    """What host functions are made of."""
+    """The dependencies of host functions."""
 
     fetch: Fetch
     store: ToolStore
@@ -100,8 +100,8 @@ class HostDeps:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Implements the CallHost of a call: one plugin's, on behalf of one person (None: nobody's).
-    Without `keeps` nothing is written for that person."""
+    """Implements CallHost for one plugin on behalf of one person; None means no person. Without
+    `keeps` nothing is written for the person."""
 
     deps: HostDeps
     plugin: PluginDef
@@ -116,12 +116,12 @@ class Host:
         log.log(number.get(level, logging.INFO), "plugin_log", extra=extra)
 
     async def answer(self, function: str, arguments: Sequence[str]) -> Answer:
-        """An operator's function may fail in any way: only its caller may notice."""
+        """Answers a host call. A failure of an operator's function reaches only its caller."""
         facts = {"plugin": self.plugin.name, "function": function}
-        answer = await result_of("host_function_failed", facts, self._known, function, arguments)
-        return answer or ("err", "the host function failed; the operator finds why in the log")
+        answer = await result_of("host_function_failed", facts, self._try, function, arguments)
+        return answer or ("err", "the host function failed; the log of the gateway has the reason")
 
-    async def _known(self, function: str, arguments: Sequence[str]) -> Answer:
+    async def _try(self, function: str, arguments: Sequence[str]) -> Answer:
         try:
             return await self._answer(function, arguments)
         except (GatewayError, HttpFailed, ValueError) as error:
@@ -129,7 +129,9 @@ class Host:
 
     async def _answer(self, function: str, arguments: Sequence[str]) -> Answer:
         if not self.may_act():
-            raise Denied("the call is cut off: another gateway may work on its run")
+            raise Denied(
+                "the call was cut off, because another gateway may have taken over its run"
+            )
         kind, _, verb = function.partition(".")
         match kind, *arguments:
             case "http", request:
@@ -189,11 +191,11 @@ class Host:
         self._require(name)
         function = self.deps.functions.get(name)
         if function is None:
-            raise Denied(f"the operator registered no host function {name[:64]}")
+            raise Denied(f"no host function {name[:64]} is registered")
         return await function(text, self.plugin)
 
     async def _http(self, request: str) -> Answer:
-        """Status and headers as JSON, and the body as it came: a large one is not read here."""
+        """Returns status and headers as JSON, and the unparsed body, which may be large."""
         _check_flat(request)
         ask = _ask(decode(request))
         if not self.plugin.origins:
@@ -205,35 +207,34 @@ class Host:
             self.deps.ledger.record_denial(self.plugin.name, f"http:{_place(ask.url)}")
             raise Denied(f"{self.plugin.name}: {error}") from error
         self.deps.ledger.record_use(self.plugin.name, f"http:{_place(ask.url)}")
-        told: dict[str, object] = {"status": answer.status, "headers": dict(answer.headers)}
+        head: dict[str, object] = {"status": answer.status, "headers": dict(answer.headers)}
         try:
-            told["body"], body = "body", answer.body.decode()
+            head["body"], body = "body", answer.body.decode()
         except UnicodeDecodeError:
-            told["body"], body = "body_base64", await _packed(answer.body)
-        return "ok", encode(told).decode(), body
+            head["body"], body = "body_base64", await _packed(answer.body)
+        return "ok", encode(head).decode(), body
 
 
 def _check_flat(request: str) -> None:
-    """A worker passes on what is flat. Of a taken-over one nothing is unpacked that would become many
-    times larger. Raises ValueError."""
+    """Raises ValueError for a large nested request. A worker sends only flat ones; the JSON of a
+    compromised worker could grow many times when parsed."""
     if len(request) > _SMALL_REQUEST and len(_TEXTS.sub("", request)) > _SMALL_REQUEST:
-        raise ValueError("a request is a few texts, and not nested")
+        raise ValueError("a request must be flat")
 
 
 def _ask(request: object) -> FetchRequest:
-    """Raises ValueError with what is wrong."""
+    """Reads a request. Raises ValueError with the problem."""
     if not isinstance(request, dict) or not isinstance(request.get("url"), str):
-        raise ValueError('a request is a JSON object with "url", and maybe method, headers, body')
+        raise ValueError('a request must be a JSON object with "url"')
     method, headers = request.get("method") or "GET", request.get("headers") or {}
     timeout_ms = request.get("timeout_ms") or 30_000
     if not _are_texts(headers):
-        raise ValueError('"headers" has to be an object of texts')
+        raise ValueError('"headers" must be an object of strings')
     if not isinstance(timeout_ms, int | float) or not isinstance(method, str):
-        raise ValueError('"method" has to be a text, "timeout_ms" a number')
+        raise ValueError('"method" must be a string, "timeout_ms" a number')
     wait_s = max(0.001, min(timeout_ms, LONGEST_WAIT_MS) / 1000)
-    return FetchRequest(
-        method.upper(), request["url"], tuple(headers.items()), _body(request), wait_s
-    )
+    sent, body = tuple(headers.items()), _body(request)
+    return FetchRequest(method.upper(), request["url"], sent, body, wait_s)
 
 
 def _are_texts(headers: object) -> bool:
@@ -251,11 +252,11 @@ def _body(request: Mapping[str, object]) -> bytes:
             return base64.b64decode(packed, validate=True)
         except binascii.Error as error:
             raise ValueError('"body_base64" is not base64') from error
-    raise ValueError('give "body" as a text, or "body_base64", not both')
+    raise ValueError('"body" and "body_base64" must be strings, and only one may be set')
 
 
 async def _packed(body: bytes) -> str:
-    """As base64, and lets others run in between."""
+    """Returns base64 and lets other tasks run in between."""
     pieces: list[str] = []
     for at in range(0, len(body), _STEP_BYTES):
         pieces.append(base64.b64encode(body[at : at + _STEP_BYTES]).decode())
@@ -264,7 +265,7 @@ async def _packed(body: bytes) -> str:
 
 
 def _place(url: str) -> str:
-    """For the ledger: the same however it is written, and of what may hold anything nothing."""
+    """Returns the host of a URL for the ledger in one spelling, without credentials, path or query."""
     scheme, _, rest = url[:300].lower().partition("://")
     host = _BEHIND_HOST.split(rest, maxsplit=1)[0].rpartition("@")[2].removesuffix(".")
     return host if scheme == "https" else f"{scheme}://{host}"

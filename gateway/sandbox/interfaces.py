@@ -1,6 +1,6 @@
-"""The interfaces of guests as code compares them: our WIT package, Extism, WASI, near:agent."""
+"""The signatures of the interfaces of guests: the WIT package of exogate, Extism, near:agent."""
 
-# ---------------------------------------------------------- wit/exogate-plugin.wit in another form
+# --------------------------------------------------- the same content as wit/exogate-plugin.wit
 PACKAGE, VERSION = "exogate:plugin", "1.0.0"
 
 _LEVEL = "enum{debug,info,warn,error}"
@@ -35,17 +35,17 @@ def import_name(interface: str) -> str:
 
 
 def interface_of(name: str) -> str | None:
-    """Ours, in our version; None if an import is another's."""
+    """Returns the name of an import of exogate's package in this version; None for other imports."""
     package, _, rest = name.partition("/")
     interface, _, version = rest.partition("@")
     is_ours = package == PACKAGE and version == VERSION and interface in INTERFACES
     return interface if is_ours else None
 
 
-# ---------------------------------------------------------------------------- interfaces of others
+# --------------------------------------------------------------------------- foreign interfaces
 # Core modules of any Extism PDK.
 EXTISM, EXTISM_USER, WASI_CORE = "extism:host/env", "extism:host/user", "wasi_snapshot_preview1"
-# signature -> functions: its memory, which both sides see, and then the host
+# signature -> functions: of the shared memory and of the host
 _EXTISM = {
     "(i64)->i64": "alloc length length_unsafe load_u64 input_load_u64 config_get var_get",
     "(i64)": "free error_set log_trace log_debug log_info log_warn log_error",
@@ -60,7 +60,7 @@ _EXTISM = {
 EXTISM_FUNCTIONS = {
     name: signature for signature, names in _EXTISM.items() for name in names.split()
 }
-# A function of the operator: a text in, and maybe one out.
+# A function of the operator takes a text and may return one.
 EXTISM_USER_FUNCTIONS = ("(i64)->i64", "(i64)")
 EXTISM_EXPORTS = ("()", "()->i32")
 

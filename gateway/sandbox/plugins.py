@@ -1,4 +1,4 @@
-"""Configured plugins: described, granted, loaded or refused; the tools of loaded ones can be called."""
+"""The configured plugins: descriptions, grants, loading, and calls of their tools and adapters."""
 
 import hashlib
 import logging
@@ -49,7 +49,7 @@ from gateway.sandbox.pool import Outcome, Pool, open_pool
 from gateway.sandbox.protocol import Bounds, Inspection, Program
 
 # ------------------------------------------------------------------------------------------ grants
-# Functions of Extism that need a grant; all others are the language between guest and host.
+# Functions of Extism that need a grant; the others only connect guest and host.
 _EXTISM = {
     "http_request": "http:HOST",
     "var_get": "store:vars",
@@ -65,7 +65,7 @@ _INTERFACES = {
 
 
 class PluginRefused(GatewayError):
-    """A plugin is not loaded; the text names it and says why and what would help."""
+    """A plugin is not loaded; the text names the plugin, the problem and the fix."""
 
     code = "plugin_refused"
 
@@ -75,7 +75,8 @@ class PluginRefused(GatewayError):
 
 
 def needed_capabilities(inspection: Inspection) -> dict[str, str]:
-    """import -> the capability that it needs, for imports of ours; others are answered `denied`."""
+    """Maps the imports of the host to the capabilities that they need; other imports are
+    checked only when called."""
     found: dict[str, str] = {}
     for name in inspection.imports:
         interface, _, function = name.partition("#")
@@ -90,7 +91,7 @@ def needed_capabilities(inspection: Inspection) -> dict[str, str]:
 
 
 def missing_capabilities(plugin: PluginDef, inspection: Inspection) -> dict[str, str]:
-    """Those that the plugin was not granted."""
+    """Returns the needed capabilities without a grant, by import."""
     return {
         name: need
         for name, need in needed_capabilities(inspection).items()
@@ -99,7 +100,7 @@ def missing_capabilities(plugin: PluginDef, inspection: Inspection) -> dict[str,
 
 
 def require_granted(plugin: PluginDef, inspection: Inspection) -> None:
-    """Raises PluginRefused."""
+    """Raises PluginRefused for a missing grant, unless the plugin has `deny_unused`."""
     lacking = missing_capabilities(plugin, inspection)
     if lacking and not plugin.deny_unused:
         name, need = next(iter(lacking.items()))
@@ -107,7 +108,7 @@ def require_granted(plugin: PluginDef, inspection: Inspection) -> None:
         raise PluginRefused(
             plugin.name,
             f"it imports {name}{others}, which needs the capability {need}; grant it, or set "
-            "deny_unused = true if the plugin does without it",
+            "deny_unused = true if the plugin works without it",
         )
 
 
@@ -126,7 +127,7 @@ def _has(plugin: PluginDef, need: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------ descriptions
-LARGEST = 256 * 1024  # characters of all that it describes
+LARGEST = 256 * 1024  # characters of a description
 LONGEST_DESCRIPTION = 4096
 MOST_TOOLS = 64
 REPEATABLE = ("readOnlyHint", "idempotentHint")  # annotations: a second call changes nothing
@@ -136,7 +137,7 @@ Sentence = Annotated[str, Field(max_length=LONGEST_DESCRIPTION)]
 
 
 class _Said(BaseModel):
-    """More keys may be there; they are not looked at."""
+    """A strict model that ignores unknown keys."""
 
     model_config = ConfigDict(strict=True)
 
@@ -153,7 +154,7 @@ class ToolDescription(_Said):
 
 
 class PluginDescription(_Said):
-    """What `describe` of a tool plugin answers."""
+    """The answer of a tool plugin's `describe`."""
 
     name: str = Field(max_length=64)
     version: str = Field("", max_length=64)
@@ -163,13 +164,13 @@ class PluginDescription(_Said):
 
 @dataclass(frozen=True, slots=True)
 class DescribedPlugin:
-    """`names` are the plugin's own, by the name that a model knows."""
+    """The checked description of a plugin. `names` maps the model's names to the plugin's own."""
 
     version: str
     description: str
     tools: tuple[ToolSpec, ...]
     names: dict[str, str]
-    adapter: Any = None  # of a channel adapter: what `read_adapter` gave
+    adapter: Any = None  # the description of a channel adapter, as `read_adapter` returns it
 
 
 def parse_description(
@@ -178,9 +179,9 @@ def parse_description(
     answer: str,
     read_adapter: Callable[[str], AdapterDescription],
 ) -> DescribedPlugin:
-    """Raises ValueError with what is wrong, on one line."""
+    """Reads a description. Raises ValueError with the problem on one line."""
     if len(answer) > LARGEST:
-        raise ValueError(f"what it describes is larger than {LARGEST // 1024} KiB")
+        raise ValueError(f"its description is larger than {LARGEST // 1024} KiB")
     if kind == "channel":
         adapter = read_adapter(answer)
         version, about = adapter.version[:64], adapter.description[:LONGEST_DESCRIPTION]
@@ -188,10 +189,10 @@ def parse_description(
     try:
         said = PluginDescription.model_validate_json(answer)
     except ValidationError as error:
-        raise ValueError(f"what it describes cannot be used: {_first(error)}") from error
+        raise ValueError(f"its description is invalid: {_first(error)}") from error
     names = {_tool_name(plugin, tool.name): tool for tool in said.tools}
     if len(names) < len(said.tools):
-        raise ValueError("what it describes cannot be used: two of its tools have the same name")
+        raise ValueError("its description is invalid: two of its tools have the same name")
     tools = tuple(
         ToolSpec(
             name,
@@ -209,20 +210,21 @@ def parse_description(
 
 
 def _tool_name(plugin: PluginDef, own: str) -> str:
-    """A foreign plugin cannot take the name of another's tool; the shipped ones are known."""
+    """Returns the name of a tool for the model. The prefix keeps a third-party plugin from taking the
+    name of another plugin's tool; bundled plugins are trusted."""
     return own if plugin.is_bundled or own == plugin.name else f"{plugin.name}__{own}"
 
 
-def plain(text: str) -> str:
-    """No control characters: it is shown in terminals."""
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
-
-
 def _first(error: ValidationError) -> str:
-    """Where and what; never the value, which may be of any size."""
+    """Returns the place and the problem of the first error, without the value, which has no bound."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(map(str, first["loc"]))
     return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+def plain(text: str) -> str:
+    """Replaces control characters, because terminals show the text."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
 
 # ----------------------------------------------------------------------------------------- plugins
@@ -232,17 +234,15 @@ DESCRIBE_S = 2.0
 FUEL_A_SECOND = 2_000_000_000
 LONGEST_ERROR = 4096
 MOST_INPUT_BYTES = 1024 * 1024
-MOST_EVENT_BYTES = 8 * MOST_INPUT_BYTES  # a body of a platform, as a JSON text in JSON
-# Why there is no answer, as a model is told; the rest of the sentence is the outcome's own.
-_ADVICE = "Do not repeat the same call; use other arguments or do without it."
-
-
+MOST_EVENT_BYTES = 8 * MOST_INPUT_BYTES  # a platform's body, as a JSON string in JSON
+# For the model, after the reason why a call has no answer.
+_ADVICE = "Do not repeat the same call; use other arguments or continue without it."
 Settled = Callable[[PluginInfo, Sequence[Tool]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A plugin that passed its trial."""
+    """A plugin that is compiled, granted and described."""
 
     plugin: PluginDef
     program: Program
@@ -255,27 +255,23 @@ class PluginTool:
     """Implements the Tool port."""
 
     spec: ToolSpec
-    name: str  # the plugin's own
+    name: str  # the plugin's own name of the tool
     loaded: Loaded
     sandbox: "Sandbox"
 
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
         plugin = self.loaded.plugin
+        # The id is the same for every call of a session, and another one for every plugin.
+        session = hashlib.sha256(f"{plugin.name}\0{scope.session_key}".encode()).hexdigest()[:32]
         asked = {
             "tool": self.name,
             "arguments": arguments,
             "call_id": scope.call_id,
-            "session": {"id": _opaque(plugin.name, str(scope.session_key))},
+            "session": {"id": session},
             "config": plugin.config,
         }
-        text = encode(asked).decode()
-        host = Host(
-            self.sandbox.deps,
-            plugin,
-            scope.person,
-            keeps=scope.is_kept,
-            may_act=scope.may_act,
-        )
+        text, kept = encode(asked).decode(), scope.is_kept
+        host = Host(self.sandbox.deps, plugin, scope.person, keeps=kept, may_act=scope.may_act)
         outcome = await self.sandbox.run(self.loaded, "handle-tool-call", text, host)
         if outcome.status == "ok":
             return outcome.text
@@ -289,7 +285,7 @@ class PluginAdapter:
     """Implements the Adapter of the channels."""
 
     plugin: PluginDef
-    description: Any  # what `read_adapter` gave
+    description: Any  # as `read_adapter` returns it
     loaded: Loaded
     sandbox: "Sandbox" = field(compare=False)
 
@@ -320,7 +316,7 @@ class Sandbox:
     )
 
     async def load(self, plugin: PluginDef) -> Loaded:
-        """Raises PluginRefused with its name, why, and what would help."""
+        """Compiles, checks and describes a plugin. Raises PluginRefused."""
         try:
             compiled = await self.compiling.compile(plugin.path, pinned=plugin.sha256)
         except Uncompiled as error:
@@ -331,7 +327,7 @@ class Sandbox:
         outcome = await self.pool.call(program, "describe", "", host, timeout_s=DESCRIBE_S)
         if outcome.status != "ok":
             why = plain(outcome.text[:LONGEST_ERROR])
-            raise PluginRefused(plugin.name, f"describe gave no answer: {why}")
+            raise PluginRefused(plugin.name, f"describe failed: {why}")
         try:
             kind = compiled.inspection.kind
             said = parse_description(plugin, kind, outcome.text, self.deps.read_adapter)
@@ -348,16 +344,16 @@ class Sandbox:
         *,
         most_bytes: int = MOST_INPUT_BYTES,
     ) -> Outcome:
-        """One call, in a fresh instance."""
+        """Calls a function in a new instance."""
         if len(text.encode()) > most_bytes:
-            told = f"its arguments are larger than {most_bytes // 1024} KiB"
-            return Outcome("invalid", told)
+            return Outcome("invalid", f"its arguments are larger than {most_bytes // 1024} KiB")
         within_s = loaded.plugin.limits.timeout_s
         async with self._alone(loaded.plugin, host.person):
             return await self.pool.call(loaded.program, function, text, host, timeout_s=within_s)
 
     def _alone(self, plugin: PluginDef, person: str | None) -> AbstractAsyncContextManager[object]:
-        """Who may write works alone in its space: what a call reads there, no other changes."""
+        """Returns a lock for a plugin that may write, so that calls do not change what another one
+        reads from the same space."""
         writable = [one for one in plugin.stores if not one.is_read_only]
         if not writable:
             return nullcontext()
@@ -371,7 +367,7 @@ class Sandbox:
         )
 
     def adapter(self, loaded: Loaded) -> PluginAdapter | None:
-        """None: it is no channel adapter."""
+        """Returns the channel adapter of a plugin; None if it is a tool."""
         description = loaded.described.adapter
         if description is None:
             return None
@@ -380,14 +376,14 @@ class Sandbox:
 
 @dataclass(slots=True)
 class Plugins:
-    """All configured plugins, once they are loaded or refused; `settled` is told of those that come
-    when the gateway serves already."""
+    """All configured plugins. `settled` is called for each plugin that is loaded or refused after
+    the gateway has started to serve."""
 
     infos: tuple[PluginInfo, ...] = ()
     tools: tuple[Tool, ...] = ()
-    adapters: tuple[Any, ...] = ()  # each an Adapter of the channels
+    adapters: tuple[Any, ...] = ()  # each implements the Adapter of the channels
     settled: Settled | None = None
-    known: Mapping[str, Loaded] = field(default_factory=dict)  # that need not be loaded again
+    known: Mapping[str, Loaded] = field(default_factory=dict)  # loaded plugins to reuse
     _configured: tuple[PluginDef, ...] = ()
     _found: dict[str, Loaded | str] = field(default_factory=dict)
     _coming: dict[str, anyio.Event] = field(default_factory=dict)
@@ -398,7 +394,8 @@ class Plugins:
     def unchanged(
         self, plugins: Iterable[PluginDef], digests: Mapping[Path, str]
     ) -> Mapping[str, Loaded]:
-        """Those of ours that are configured as before; `digests` are of the files as they are now."""
+        """Returns the loaded plugins with an unchanged configuration and file; `digests` holds the
+        current sha256 of each file."""
         return {
             one.name: loaded
             for one in plugins
@@ -408,7 +405,7 @@ class Plugins:
         }
 
     async def load(self, sandbox: Sandbox, plugins: Sequence[PluginDef]) -> None:
-        """All at once; what cannot be loaded is told and left out."""
+        """Loads all plugins in parallel. A plugin that cannot be loaded is logged and left out."""
         async with anyio.create_task_group() as group:
             await self.load_within(sandbox, plugins, group, wait_s=math.inf)
 
@@ -420,7 +417,7 @@ class Plugins:
         *,
         wait_s: float,
     ) -> None:
-        """As `load`, but waits no longer than that: the rest goes on in the group."""
+        """Loads all plugins, but waits at most `wait_s`; the rest continues in `group`."""
         self._sandbox, self._configured = sandbox, tuple(plugins)
         enabled = [one for one in plugins if one.is_enabled]
         self._coming = {one.name: anyio.Event() for one in enabled}
@@ -432,7 +429,7 @@ class Plugins:
         self._publish_loaded(sandbox)
 
     async def ready(self, names: Iterable[str]) -> None:
-        """Until these are loaded or refused; a name that is no plugin's is."""
+        """Waits until the named plugins are loaded or refused; ignores other names."""
         for name in names:
             if name in self._coming:
                 await self._coming[name].wait()
@@ -455,7 +452,7 @@ class Plugins:
             await self._report_settled(sandbox, plugin)
 
     async def on_settled(self, settled: Settled) -> None:
-        """From now on those are told that are settled; first those that were since `load_within`."""
+        """Sets `settled`, and calls it for the plugins that settled since `load_within`."""
         self.settled, sandbox = settled, self._sandbox
         late = [one for one in self._configured if one.name in self._found.keys() - self._published]
         for plugin in late:
@@ -474,26 +471,26 @@ class Plugins:
         self.infos = tuple(self._info(plugin) for plugin in self._configured)
         found = [self._found.get(plugin.name) for plugin in self._configured]
         self._loaded = {one.plugin.name: one for one in found if isinstance(one, Loaded)}
-        # Of two tools with one name the gate takes the first: nobody gets a bundled one's.
+        # The gate keeps the first tool of a name, so a bundled tool cannot be replaced.
         bundled_first = sorted(self._loaded.values(), key=lambda one: not one.plugin.is_bundled)
         self.tools = tuple(tool for one in bundled_first for tool in sandbox.tools(one))
         adapters = map(sandbox.adapter, self._loaded.values())
         self.adapters = tuple(one for one in adapters if one is not None)
 
     def _info(self, plugin: PluginDef) -> PluginInfo:
-        told = info(plugin, self._found.get(plugin.name))
+        found = info(plugin, self._found.get(plugin.name))
         is_coming = plugin.name in self._coming and plugin.name not in self._found
-        return replace(told, state="compiling") if is_coming else told
+        return replace(found, state="compiling") if is_coming else found
 
     def account(self, name: str) -> PluginAccount | None:
-        """What it can touch and what it did; None if no plugin is configured by this name."""
-        told = next((one for one in self.infos if one.name == name), None)
-        if told is None:
+        """Returns the capabilities of a plugin and their use; None for an unknown name."""
+        found = next((one for one in self.infos if one.name == name), None)
+        if found is None:
             return None
-        loaded, account = self._loaded.get(name), PluginAccount(told)
+        loaded, account = self._loaded.get(name), PluginAccount(found)
         if self._sandbox is not None:
             used, denied = self._sandbox.deps.ledger.of(name)
-            account = PluginAccount(told, used=used, denied=denied)
+            account = PluginAccount(found, used=used, denied=denied)
         if loaded is None:
             return account
         inspection = loaded.compiled.inspection
@@ -507,8 +504,9 @@ class Plugins:
 
 
 def info(plugin: PluginDef, found: Loaded | str | None) -> PluginInfo:
-    """What is told of a plugin: it is loaded, or why not, or (None) it is disabled."""
-    told = PluginInfo(
+    """Returns the public facts of a plugin; `found` is the plugin, the reason of its refusal, or None
+    for a disabled one."""
+    facts = PluginInfo(
         plugin.name,
         "disabled" if found is None else "refused",
         capabilities=tuple(map(str, plugin.capabilities)),
@@ -516,9 +514,9 @@ def info(plugin: PluginDef, found: Loaded | str | None) -> PluginInfo:
         why=found if isinstance(found, str) else None,
     )
     if not isinstance(found, Loaded):
-        return told
+        return facts
     return replace(
-        told,
+        facts,
         state="loaded",
         kind=found.compiled.inspection.kind,
         version=found.described.version,
@@ -541,20 +539,15 @@ def _program(plugin: PluginDef, compiled: Compiled) -> Program:
 
 
 def _with_room(program: Program, adapter: AdapterDescription | None) -> Program:
-    """What an adapter makes of a call is about as large as the call, and it is read as a whole."""
+    """Raises the output bound of an adapter by its largest call, which its output may repeat."""
     more_bytes = min(adapter.largest_call if adapter else 0, MOST_EVENT_BYTES)
     bounds = replace(program.bounds, output_bytes=program.bounds.output_bytes + more_bytes)
     return replace(program, bounds=bounds)
 
 
-def _opaque(plugin: str, session: str) -> str:
-    """The same for every call of a session, and another for every plugin."""
-    return hashlib.sha256(f"{plugin}\0{session}".encode()).hexdigest()[:32]
-
-
 # ----------------------------------------------------------------------------------------- opening
 HOST_FUNCTIONS = "exogate.host_functions"
-LOAD_WAIT_S = 5.0  # with plugins that are compiled, before the gateway serves without them
+LOAD_WAIT_S = 5.0  # for compiling plugins, before the gateway serves without them
 TURN_WAITS_S = 10.0
 
 
@@ -562,7 +555,7 @@ TURN_WAITS_S = 10.0
 async def open_sandbox(
     cache: Path, deps: HostDeps, *, workers: int = 1, idle_s: float = 300.0
 ) -> AsyncIterator[Sandbox]:
-    """`cache` is made if it is not there; nobody else may write to it."""
+    """Opens a sandbox and creates `cache`, where only the gateway may write."""
     compiling = await to_thread.run_sync(_in_private, cache, deps.clock.now())
     async with open_pool(cache, workers=workers, idle_s=idle_s, clock=deps.clock) as pool:
         yield Sandbox(pool, compiling, deps)
@@ -577,18 +570,18 @@ def _in_private(cache: Path, now: datetime) -> CompileCache:
 
 
 class NoFetch:
-    """The guarded way out where no plugin was granted any host."""
+    """The Fetch port if no plugin may reach any host."""
 
     async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:
-        raise Denied("not allowed to make requests: no host is granted")
+        raise Denied("no request is allowed, because no host is granted")
 
 
 def host_functions(
     plugins: Sequence[PluginDef], own: Mapping[str, HostFunction]
 ) -> Mapping[str, HostFunction]:
-    """Our own, and those of installed packages that a plugin was granted.
+    """Returns the gateway's own host functions, and the granted ones of installed packages.
 
-    A package offers one as an entry point of the group `exogate.host_functions`.
+    A package offers a function as an entry point of the group `exogate.host_functions`.
     """
     functions = dict(own)
     wanted = {name for plugin in plugins for name in plugin.functions} - {"clock", "random"}
@@ -599,14 +592,14 @@ def host_functions(
         for one in found:
             try:
                 functions[name] = one.load()
-            except Exception:  # a package may fail in any way when it is imported
+            except Exception:  # the import of a package can raise any error
                 extra = {"function": name, "package": one.value}
                 log.exception("host_function_unloadable", extra=extra)
     return functions
 
 
 class Offering(Protocol):
-    """The gate, as far as plugins that come late change it."""
+    """The parts of the gate that late plugins change."""
 
     foreign: McpServers
 
@@ -615,8 +608,8 @@ class Offering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """Implements the McpServers port around another one while plugins are being compiled: a turn waits for
-    those that its agent has, for a moment only."""
+    """Wraps an McpServers port while plugins compile: a turn waits up to TURN_WAITS_S for the plugins of
+    its agent."""
 
     plugins: Plugins
     behind: McpServers
@@ -647,7 +640,7 @@ async def offer_late_plugins(plugins: Plugins, gate: Offering, audit: Audit, clo
         extra = {"plugin": info.name, "state": info.state}
         log.info("plugin_settled", extra=extra)
         if info.state == "refused":
-            told = {"plugin": info.name, "why": info.why}
-            await audit.append(AuditEvent(clock.now(), "plugin.refused", "config", told))
+            facts = {"plugin": info.name, "why": info.why}
+            await audit.append(AuditEvent(clock.now(), "plugin.refused", "config", facts))
 
     await plugins.on_settled(settled)

@@ -1,4 +1,4 @@
-"""The worker processes: started when needed, watched, replaced when they die; calls and their ends."""
+"""The worker processes: started on demand, watched and replaced; calls and their outcomes."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ from gateway.sandbox.protocol import (
 # -------------------------------------------------------------------------- the socket to a worker
 log = logging.getLogger(__name__)
 
-_ROOM = 4096  # bytes of a frame besides the text that has a bound of its own
+_ROOM = 4096  # bytes of a frame in addition to its bounded text
 _STATUSES = frozenset(get_args(Status))
 _LONGEST_FIGURE = 32
 
@@ -51,13 +51,13 @@ class CallHost(Protocol):
     def log(self, level: str, message: str) -> None: ...
 
     async def answer(self, function: str, arguments: Sequence[str]) -> tuple[str, ...]:
-        """ "ok", "err" or "none", a text, and of an HTTP answer its body. Raises nothing."""
+        """Returns "ok", "err" or "none", a text, and the body of an HTTP answer. Raises nothing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a call ended: a Status, or `busy`, `crashed` or `down` (no worker can be started)."""
+    """The result of a call: a Status, or `busy`, `crashed` or `down` (no worker can be started)."""
 
     status: str
     text: str
@@ -68,22 +68,22 @@ class Outcome:
 
 @dataclass(slots=True)
 class WaitingCall:
-    """A call that a worker is at. `outcome` is None if the worker died."""
+    """A call that a worker is running. `outcome` stays None if the worker dies."""
 
     service: CallHost
-    release: Callable[[], None]  # its places are free again
+    release: Callable[[], None]  # frees the slots of the call
     bounds: Bounds
     done: anyio.Event = field(default_factory=anyio.Event)
-    serving: anyio.CancelScope | None = None  # of the host call that the guest waits for
+    serving: anyio.CancelScope | None = None  # of the running host call
     outcome: Outcome | None = None
     is_sent: bool = False
-    is_left: bool = False  # by its caller
-    _counts: Counter[str] = field(default_factory=Counter)  # of host calls
+    is_abandoned: bool = False  # the caller no longer waits
+    _counts: Counter[str] = field(default_factory=Counter)  # host calls by kind
     _asked_bytes: int = 0
 
     def count(self, function: str, size: int) -> None:
-        """The worker keeps a guest within these; a guest that got out of it comes up against us.
-        Raises BrokenFrame."""
+        """Checks the bounds of host calls once more, in case a guest controls its worker. Raises
+        BrokenFrame."""
         bounds, kind = self.bounds, function.partition(".")[0]
         most, size_most = bounds.host_calls, ASKED_BYTES
         if kind == "log":
@@ -99,21 +99,21 @@ class WaitingCall:
         if self._counts[kind] > most:
             raise BrokenFrame(f"more than {most} host calls of a kind ({kind})")
 
-    def leave(self) -> None:
-        """Nobody waits for it any more: whatever the guest still asks for is not done."""
-        self.is_left = True
+    def abandon(self) -> None:
+        """Stops serving the host calls of a call whose caller no longer waits."""
+        self.is_abandoned = True
         if self.serving is not None:
             self.serving.cancel()
 
     def end(self, outcome: Outcome | None) -> None:
         self.outcome = outcome
         self.done.set()
-        self.leave()
+        self.abandon()
         self.release()
 
 
 class WorkerSocket(asyncio.Protocol):
-    """Host calls are served in `group`, each until its call ends."""
+    """The socket to one worker. `group` runs the host calls, each until its call ends."""
 
     def __init__(self, group: TaskGroup) -> None:
         self.ready, self.lost = anyio.Event(), anyio.Event()
@@ -121,20 +121,19 @@ class WorkerSocket(asyncio.Protocol):
         self.pending: dict[int, WaitingCall] = {}
         self._group, self._reader = group, Reader(self._most)
         self._transport: asyncio.Transport | None = None
-        self._writable = anyio.Event()  # set: what is written is read as well
+        self._writable = anyio.Event()  # set while the worker reads its input
         self._writable.set()
 
     def send(self, kind: Kind, call: int, texts: Sequence[str] = ()) -> None:
-        """To a worker that is gone: nothing; its calls have ended. Raises ValueError (see encode)."""
+        """Sends a frame; does nothing if the worker is gone. Raises ValueError, as encode."""
         self._write(encode(kind, call, texts))
 
     def _write(self, frame: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
 
-    async def drained(self) -> None:
-        """Until it has read what it was sent, or is gone: a worker that reads nothing has nothing
-        pile up for it here."""
+    async def wait_writable(self) -> None:
+        """Waits until the worker has read its input or is gone, so that input does not pile up."""
         while not self._writable.is_set():
             await self._writable.wait()
 
@@ -154,23 +153,23 @@ class WorkerSocket(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for frame in self._reader.feed(data):
-                self._take(frame)
+                self._handle(frame)
         except (BrokenFrame, ValueError, RecursionError):
-            # A guest got out of its sandbox, or we have a defect: either way nothing more is believed.
+            # A guest escaped its sandbox, or the gateway has a defect; trust nothing more.
             log.exception("worker_protocol_broken")
             if self._transport is not None:
-                self._transport.abort()  # it may read nothing of what is still to be sent
+                self._transport.abort()  # close() would wait for a worker that may not read
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost.set()
         self._writable.set()
-        self.ready.set()  # nobody shall wait for what does not come any more
+        self.ready.set()  # a lost worker never reports ready
         pending, self.pending = self.pending, {}
         for one in pending.values():
             one.end(None)
 
     def _most(self, kind: Kind, call: int) -> int:
-        """Bytes of a frame that has not come yet."""
+        """Returns the bound of a frame by its kind and call."""
         pending = self.pending.get(call)
         match kind:
             case Kind.RESULT if pending is not None:
@@ -179,9 +178,9 @@ class WorkerSocket(asyncio.Protocol):
                 return REQUEST_BYTES * ESCAPED + _ROOM
             case Kind.RESULT | Kind.HOST | Kind.READY:
                 return _ROOM
-        raise BrokenFrame(f"a worker does not say {kind.name}")
+        raise BrokenFrame(f"a worker may not send {kind.name}")
 
-    def _take(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.RESULT:
                 outcome = _outcome(frame.texts)
@@ -191,15 +190,15 @@ class WorkerSocket(asyncio.Protocol):
             case Kind.HOST:
                 self._serve(frame)
             case Kind.READY:
-                (told,) = frame.texts
-                self.confinement = json.loads(told)
+                (confinement,) = frame.texts
+                self.confinement = json.loads(confinement)
                 self.ready.set()
             case kind:
-                raise BrokenFrame(f"a worker does not say {kind.name}")
+                raise BrokenFrame(f"a worker may not send {kind.name}")
 
     def _serve(self, frame: Frame) -> None:
         pending = self.pending.get(frame.call)
-        if pending is None or pending.is_left:
+        if pending is None or pending.is_abandoned:
             return
         function, *arguments = frame.texts
         pending.count(function, frame.size)
@@ -207,7 +206,7 @@ class WorkerSocket(asyncio.Protocol):
             level, message = arguments
             pending.service.log(level, message)
         elif pending.serving is not None:
-            raise BrokenFrame("a guest makes one host call at a time")
+            raise BrokenFrame("two host calls of one guest at a time")
         else:
             pending.serving = anyio.CancelScope()
             self._group.start_soon(self._answer, frame.call, pending, function, arguments)
@@ -223,9 +222,8 @@ class WorkerSocket(asyncio.Protocol):
             try:
                 frame = encode(Kind.ANSWER, call, answer)
             except ValueError:
-                told = "the answer is no text that can be passed on"
-                frame = encode(Kind.ANSWER, call, ("err", told))
-            await self.drained()
+                frame = encode(Kind.ANSWER, call, ("err", "the answer is not valid UTF-8 text"))
+            await self.wait_writable()
             pending.serving = None
             self._write(frame)
 
@@ -234,26 +232,26 @@ def _outcome(texts: Sequence[str]) -> Outcome:
     """Raises BrokenFrame and ValueError."""
     status, text, wall_ms, fuel, calls = texts
     if status not in _STATUSES or max(len(wall_ms), len(fuel), len(calls)) > _LONGEST_FIGURE:
-        raise BrokenFrame("a result that is none")
+        raise BrokenFrame("an invalid result")
     outcome = Outcome(status, text, float(wall_ms), int(fuel), int(calls))
     if not isfinite(outcome.wall_ms):
-        raise BrokenFrame("a result that took no time that could be told")
+        raise BrokenFrame("a result with an invalid time")
     return outcome
 
 
 # ---------------------------------------------------------------------------------------- the pool
-CALLS_AT_ONCE = 64  # a worker: each has a thread there
+CALLS_AT_ONCE = 64  # in a worker; each has a thread
 WAITING_OF_ONE_PROGRAM = 256
 START_S = 10.0
-PAUSE_S = 2.0  # after a start that failed: calls are refused at once, not kept waiting
-EXIT_S = 0.5  # for a process that nobody talks to any more
-GRACE_S = 0.2  # beyond a call's time, for the worker to say so itself
-MERCY_S = 2.0  # beyond that: a worker that is still silent is broken
+PAUSE_S = 2.0  # after a failed start, during which calls are refused at once
+EXIT_S = 0.5  # for a worker to exit once its socket is closed
+GRACE_S = 0.2  # after a call's time, for the worker to report the timeout itself
+MERCY_S = 2.0  # after a cancel, before a silent worker is killed
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where one worker is, or will be once it is needed."""
+    """The place of one worker, which starts on demand."""
 
     starting: anyio.Lock = field(default_factory=anyio.Lock)
     link: WorkerSocket | None = None
@@ -261,7 +259,7 @@ class _Place:
     loaded: dict[Program, int] = field(default_factory=dict)
     used: float = 0.0
     coming: int = 0  # calls that wait for its start
-    failed: tuple[float, str] | None = None  # when the last start did, and how
+    failed: tuple[float, str] | None = None  # time and reason of the last failed start
 
     @property
     def is_up(self) -> bool:
@@ -270,13 +268,13 @@ class _Place:
 
 @dataclass(slots=True)
 class _Share:
-    """What one program has of the places; what is beyond it waits without taking any."""
+    """The slots of one program. Further calls of it wait without holding a slot of the pool."""
 
     slots: Semaphore
     waiting: int = 0
 
 
-_CRASHED = "the process that runs plugins ended; it is started again"
+_CRASHED = "the process that runs plugins ended; it restarts with the next call"
 
 
 class WorkerDown(Exception):
@@ -287,6 +285,8 @@ WORKER = (sys.executable, "-I", "-m", "gateway.sandbox.worker")
 
 
 class Pool:
+    """The places of the workers, and the calls that wait for them."""
+
     def __init__(
         self,
         group: TaskGroup,
@@ -298,7 +298,7 @@ class Pool:
         start_s: float = START_S,
     ) -> None:
         self._group, self._folder, self._clock = group, folder, clock
-        self.idle_s = 300.0  # then a worker ends
+        self.idle_s = 300.0  # an unused worker ends after this time
         self._command, self._start_s = command, start_s
         self._places = [_Place() for _ in range(workers)]
         self._slots = Semaphore(CALLS_AT_ONCE * workers, fast_acquire=True)
@@ -308,13 +308,14 @@ class Pool:
     async def call(
         self, program: Program, function: str, text: str, service: CallHost, *, timeout_s: float
     ) -> Outcome:
-        """Never raises for what a guest does; a cancelled caller has its guest cancelled."""
+        """Calls a guest and returns the outcome for every failure of the guest. Cancelling the caller
+        cancels the guest."""
         share = self._shares.get(program)
         if share is None:
             slots = Semaphore(program.concurrency, fast_acquire=True)
             share = self._shares[program] = _Share(slots)
         if share.waiting >= WAITING_OF_ONE_PROGRAM:
-            return Outcome("busy", f"{share.waiting} calls of it are waiting already")
+            return Outcome("busy", f"{share.waiting} of its calls are already waiting")
         share.waiting += 1
         try:
             await share.slots.acquire()
@@ -346,15 +347,15 @@ class Pool:
         assert link is not None
         place.used = self._clock.monotonic()
         with anyio.move_on_after(timeout_s + GRACE_S) as waiting:
-            await link.drained()
+            await link.wait_writable()
         if waiting.cancelled_caught:
-            self._replace(place, link, "reads nothing")
+            self._replace(place, link, "does not read its input")
             return Outcome("timeout", "it did not end in time")
         try:
             loaded = self._loaded(place, program)
             link.send(Kind.CALL, number, (str(loaded), function, str(timeout_s), text))
         except ValueError as error:
-            return Outcome("invalid", f"what it is given cannot be passed on: {error}")
+            return Outcome("invalid", f"its input cannot be sent: {error}")
         if link.lost.is_set():
             return Outcome("crashed", _CRASHED)
         link.pending[number], pending.is_sent = pending, True
@@ -363,10 +364,10 @@ class Pool:
                 await pending.done.wait()
         finally:
             if not pending.done.is_set():
-                pending.leave()
+                pending.abandon()
                 link.send(Kind.CANCEL, number)
-                see = partial(self._see_it_end, place, link, pending)
-                self._group.start_soon(contain, "the end of a call", see)
+                watch = partial(self._require_end, place, link, pending)
+                self._group.start_soon(contain, "the end of a call", watch)
         if not pending.done.is_set():
             return Outcome("timeout", "it did not end in time")
         return pending.outcome or Outcome("crashed", _CRASHED)
@@ -384,31 +385,29 @@ class Pool:
             place.link.send(Kind.LOAD, number, (json.dumps(asdict(program)),))
         return number
 
-    async def _see_it_end(self, place: _Place, link: WorkerSocket, pending: WaitingCall) -> None:
-        """A guest that was told to stop stops within a tick; a worker that cannot is replaced."""
+    async def _require_end(self, place: _Place, link: WorkerSocket, pending: WaitingCall) -> None:
+        """Replaces a worker that does not end a cancelled call, which takes one tick."""
         with anyio.move_on_after(MERCY_S):
             await pending.done.wait()
             return
         self._replace(place, link, "does not end a call")
 
     async def _ready_place(self) -> _Place:
-        """The worker with the least to do, started if it is not there. Raises WorkerDown."""
+        """Returns the worker with the fewest calls, and starts it if needed. Raises WorkerDown."""
         place = min(self._places, key=_busyness)
-        if not place.is_up:
-            place.coming += 1
-            try:
-                await self._start_once(place)
-            finally:
-                place.coming -= 1
+        if place.is_up:
+            return place
+        place.coming += 1
+        try:
+            async with place.starting:
+                if not place.is_up:  # another call may have started it
+                    await self._start(place)
+        finally:
+            place.coming -= 1
         return place
 
-    async def _start_once(self, place: _Place) -> None:
-        async with place.starting:
-            if not place.is_up:  # another call has not started it meanwhile
-                await self._start(place)
-
     async def _start(self, place: _Place) -> None:
-        """Raises WorkerDown; for a moment after that it is not tried again."""
+        """Starts a worker. Raises WorkerDown, also for PAUSE_S after a failed start."""
         if place.failed is not None and self._clock.monotonic() < place.failed[0] + PAUSE_S:
             raise WorkerDown(place.failed[1])
         link, problem = WorkerSocket(self._group), f"it is not ready after {self._start_s:g} s"
@@ -423,19 +422,19 @@ class Pool:
                     log.info("worker_started", extra=extra)
                     return
                 code = await to_thread.run_sync(process.wait)
-                problem = f"it ended at once, with code {code}"
+                problem = f"it ended with code {code} before it was ready"
         except OSError as error:
             problem = str(error)
         finally:
             if place.link is not link:
-                link.close()  # and with it its process ends
-        told = f"no process for plugins can be started: {problem} ({' '.join(self._command)})"
-        place.failed = self._clock.monotonic(), told
-        log.error("worker_start_failed", extra={"why": told})
-        raise WorkerDown(told)
+                link.close()  # its process ends with it
+        why = f"no process for plugins can be started: {problem} ({' '.join(self._command)})"
+        place.failed = self._clock.monotonic(), why
+        log.error("worker_start_failed", extra={"why": why})
+        raise WorkerDown(why)
 
     async def _spawned(self, link: WorkerSocket) -> subprocess.Popen[bytes]:
-        """Whole or not at all: half a start would leave a process that nobody knows of."""
+        """Starts a process and its watch without interruption, so that no process is left alone."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         ours.settimeout(0)
@@ -446,10 +445,10 @@ class Pool:
         return process
 
     async def _watch(self, link: WorkerSocket, process: subprocess.Popen[bytes]) -> None:
-        """Until it is gone; whatever it was at has failed by then."""
+        """Waits for the end of a worker's socket, then reaps the process."""
         try:
             await link.lost.wait()
-            with suppress(subprocess.TimeoutExpired):  # its own way out tells more than our signal
+            with suppress(subprocess.TimeoutExpired):  # its own exit code says more than a kill
                 await to_thread.run_sync(process.wait, EXIT_S)
         finally:
             link.close()
@@ -458,8 +457,8 @@ class Pool:
                 code = await to_thread.run_sync(process.wait)
         log.info("worker_ended", extra={"pid": process.pid, "code": code})
 
-    async def rest(self) -> None:
-        """Ends workers that nobody has used for a while, until cancelled."""
+    async def end_idle(self) -> None:
+        """Ends unused workers, until cancelled."""
         while True:
             await self._clock.sleep(self.idle_s / 4)
             now = self._clock.monotonic()
@@ -487,11 +486,11 @@ def _spawn(command: Sequence[str], theirs: socket.socket, folder: Path) -> subpr
 async def open_pool(
     folder: Path, *, workers: int, idle_s: float, clock: Clock
 ) -> AsyncIterator[Pool]:
-    """Workers may read `folder`, where the compiled files are, and nothing else."""
+    """Opens a pool. Workers may read only `folder`, which holds the compiled files."""
     async with anyio.create_task_group() as group:
         pool = Pool(group, folder, workers=workers, clock=clock)
         pool.idle_s = idle_s
-        group.start_soon(supervise, "idle workers", pool.rest, clock, name="idle workers")
+        group.start_soon(supervise, "idle workers", pool.end_idle, clock, name="idle workers")
         try:
             yield pool
         finally:

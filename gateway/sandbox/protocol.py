@@ -1,4 +1,4 @@
-"""What the gateway and a worker exchange: programs, bounds, ends of calls, and frames over a socket."""
+"""The protocol between gateway and worker: programs, bounds, outcomes, and frames over a socket."""
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -8,11 +8,11 @@ from typing import Literal
 
 from gateway.domain.ids import PluginKind
 
-# exogate: our WIT worlds. extism: core modules of any Extism PDK. near: components that export
+# exogate: exogate's WIT worlds. extism: core modules of any Extism PDK. near: components that export
 # near:agent/tool. functions: components whose plain functions are tools.
 Guest = Literal["exogate", "extism", "near", "functions"]
 
-# How a call ended. `ok` and `err` are the guest's own answers; all others are ours.
+# The outcome of a call. The guest itself answers `ok` or `err`; the host sets the others.
 Status = Literal[
     "ok",
     "err",
@@ -30,14 +30,14 @@ Status = Literal[
 ]
 
 
-# What a guest may hand to the gateway at once, and in one call: the gateway serves others as well.
+# Bounds of one host call, of one HTTP request, and of all host calls of a call.
 ASKED_BYTES, REQUEST_BYTES, ALL_ASKED_BYTES = 192 * 1024, 1536 * 1024, 16 * 1024 * 1024
-ESCAPED = 3  # a request of HTTP is passed on as ASCII, which makes it so many times larger at most
+ESCAPED = 3  # factor by which an HTTP request may grow when it is sent as ASCII
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a file is, seen without running it. `imports` are written interface#function."""
+    """The facts of a file, read without running it. `imports` are written interface#function."""
 
     guest: Guest
     kind: PluginKind
@@ -47,7 +47,7 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one call, as the worker enforces them, and the gateway once more for a worker that does not."""
+    """The bounds of one call. The worker enforces them; the gateway checks them again."""
 
     memory_bytes: int
     fuel: int
@@ -60,30 +60,30 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled guest, as a worker loads it."""
+    """A compiled guest for a worker to load."""
 
     path: str
     guest: Guest
     bounds: Bounds
-    config: tuple[tuple[str, str], ...] = ()  # texts that Extism guests may ask for
-    concurrency: int = 8  # calls at a time
+    config: tuple[tuple[str, str], ...] = ()  # settings for Extism guests
+    concurrency: int = 8  # parallel calls
 
 
 # ------------------------------------------------------------------------------------------ frames
 LARGEST = 64 * 1024 * 1024
 MOST_TEXTS = 8
-_HEAD = struct.Struct("<IBI")  # bytes that follow the head, kind, call
+_HEAD = struct.Struct("<IBI")  # length after the head, kind, call
 _LENGTH = struct.Struct("<I")
 
 
 class Kind(IntEnum):
-    """Who says it, and what its texts are."""
+    """The kinds of frames, with their sender and texts."""
 
-    READY = 1  # worker: what keeps it in, as JSON
-    LOAD = 2  # gateway: a program as JSON; the call number names it from now on
+    READY = 1  # worker: its confinement as JSON
+    LOAD = 2  # gateway: a program as JSON; the call number becomes the program number
     CALL = 3  # gateway: program number, function, seconds, input
     CANCEL = 4  # gateway
-    ANSWER = 5  # gateway: "ok", "none" or "err", text; of an HTTP answer also its body
+    ANSWER = 5  # gateway: "ok", "none" or "err", text, and the body of an HTTP answer
     HOST = 6  # worker: function, arguments...
     RESULT = 7  # worker: status, text, milliseconds, fuel, host calls
 
@@ -97,7 +97,8 @@ class Frame:
 
 
 def encode(kind: Kind, call: int, texts: Sequence[str] = ()) -> bytes:
-    """Raises ValueError for half a surrogate pair, and for more than the other side would read."""
+    """Returns the bytes of a frame. Raises ValueError for half a surrogate pair or a frame over
+    LARGEST."""
     parts = [b""]
     for text in texts:
         raw = text.encode()
@@ -110,37 +111,33 @@ def encode(kind: Kind, call: int, texts: Sequence[str] = ()) -> bytes:
 
 
 class BrokenFrame(Exception):
-    """The other side does not speak as it should: nothing that follows can be trusted."""
-
-
-def _any_size(kind: Kind, call: int) -> int:
-    return LARGEST
+    """The other side violated the protocol, so its further frames cannot be trusted."""
 
 
 class Reader:
-    """Puts bytes together to frames. `most` says how many bytes a frame may have, by its kind and
-    call: one that is larger is broken before any of it is kept."""
+    """Assembles frames from bytes. `most` returns the bound of a frame by its kind and call; a larger
+    frame is refused before any of it is stored."""
 
     __slots__ = ("_most", "_rest")
 
-    def __init__(self, most: Callable[[Kind, int], int] = _any_size) -> None:
+    def __init__(self, most: Callable[[Kind, int], int] = lambda _kind, _call: LARGEST) -> None:
         self._rest = bytearray()
         self._most = most
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Raises BrokenFrame."""
+        """Yields the complete frames. Raises BrokenFrame."""
         self._rest += data
         at = 0
         try:
             while len(self._rest) - at >= _HEAD.size:
                 length, kind, call = _HEAD.unpack_from(self._rest, at)
-                said = _kind(kind)
-                if length > self._most(said, call):
+                known = _kind(kind)
+                if length > self._most(known, call):
                     raise BrokenFrame(f"a frame of {length} bytes")
                 end = at + _HEAD.size + length
                 if len(self._rest) < end:
                     break
-                frame = Frame(said, call, self._texts(at + _HEAD.size, end), length)
+                frame = Frame(known, call, self._texts(at + _HEAD.size, end), length)
                 at = end
                 yield frame
         finally:

@@ -1,4 +1,4 @@
-"""WASI for guests, previews 1 and 2: served within a call's bounds, never by the system."""
+"""WASI for guests, previews 1 and 2, within the bounds of a call and without the operating system."""
 
 import struct
 import threading
@@ -35,24 +35,25 @@ def elapsed_ns() -> int:
 
 
 def wall_ns() -> int | None:
-    """None without the grant."""
+    """Returns the time of the clock; None without the grant."""
     answer, text = current().ask("clock.now")
     return int(text) * 1_000_000 if answer == "ok" else None
 
 
 def random_bytes(count: int) -> bytes | None:
-    """None without the grant, or if so many are not to be had at once."""
+    """Returns random bytes; None without the grant or above MOST_RANDOM_BYTES."""
     if count > MOST_RANDOM_BYTES:
         return None
     answer, text = current().ask("random.bytes", str(count))
     if answer != "ok":
-        current().log("error", text)  # most guests give up here: it says what to grant
+        current().log("error", text)  # it names the missing grant; most guests stop here
         return None
     return bytes.fromhex(text)
 
 
 def sleep(seconds: float) -> None:
-    """No longer than the call may last, and a cancelled call wakes at once. Raises Ended."""
+    """Sleeps at most until the end of the call. Raises GuestEnded, at once if the call is
+    cancelled."""
     call = current()
     call.count("sleep")
     try:
@@ -61,7 +62,7 @@ def sleep(seconds: float) -> None:
         if call.is_over:
             raise call.stop("timeout") from None
         return
-    raise call.stop("cancelled")  # nothing was asked, so this is no answer
+    raise call.stop("cancelled")  # without a host call, only a cancel can arrive here
 
 
 def say(stream: int, data: bytes) -> None:
@@ -69,21 +70,21 @@ def say(stream: int, data: bytes) -> None:
 
 
 # --------------------------------------------------------------------------------------- preview 2
-# Resources, and what the number of one is: which stream; or at which millisecond of the call it is
-# ready, which is 0 for whatever is ready always.
+# The number of a stream resource is its descriptor. The number of a pollable is the millisecond of the
+# call at which it is ready; 0 is always ready.
 _INPUT, _OUTPUT, _POLLABLE = 1, 2, 3
 _RESOURCES = {
     "io/streams": {"input-stream": _INPUT, "output-stream": _OUTPUT},
     "io/poll": {"pollable": _POLLABLE},
 }
 _LATEST_MS = 0xFFFFFFFF
-_AT_ONCE = 4096  # bytes that a stream takes
+_AT_ONCE = 4096  # bytes of one write to a stream
 
 Serve = Callable[..., object]
 
 
 def offer_wasi(linker: ComponentLinker, component: Component, engine: Engine) -> None:
-    """Under the very versions that it imports, and only what it imports in the type that we know."""
+    """Defines the imports of WASI in the component's own versions, if their types are known."""
     patch_binding()
     for name, one in component.type.imports(engine).items():
         package, _, version = name.partition("@")
@@ -113,7 +114,7 @@ def _gives(make: Callable[[], object]) -> Serve:
 
 
 def _of(serve: Callable[..., object]) -> Serve:
-    """A method: it gets the number of the resource. A borrowed handle must be taken in any case."""
+    """Returns a method that gets the number of its resource. The host must consume the handle."""
 
     def call(store: StoreContext, handle: ResourceAny, *arguments: object) -> object:
         return serve(handle.to_host(store).rep, *arguments)
@@ -122,7 +123,7 @@ def _of(serve: Callable[..., object]) -> Serve:
 
 
 def _pollable(due_ns: int) -> ResourceHost:
-    current().count("poll")  # each is a handle in the store
+    current().count("poll")  # a pollable is a handle in the store
     return ResourceHost.own(min(-(-due_ns // 1_000_000), _LATEST_MS), _POLLABLE)
 
 
@@ -145,7 +146,8 @@ def _block(due_ms: int) -> None:
 
 
 def _poll(store: StoreContext, handles: list[ResourceAny]) -> list[int]:
-    """wasmtime 50 itself ends a guest that hands the host more than one borrowed handle at once."""
+    """Waits for the first ready handle. wasmtime 50 itself ends a guest that passes several borrowed
+    handles."""
     if not handles:
         raise current().stop("trap")
     due = [handle.to_host(store).rep for handle in handles]
@@ -161,10 +163,6 @@ def _write(stream: int, data: bytes) -> Variant:
 
 def _exit(_store: StoreContext, _code: object) -> None:
     raise current().stop("trap")
-
-
-def _wall_clock() -> Record:
-    return _moment(wall_ns() or 0)
 
 
 def _moment(ns: int) -> Record:
@@ -187,7 +185,7 @@ _CLOSED = _of(lambda _stream, *_: None)
 _FLUSHED = _of(lambda _stream: Variant("ok"))
 _READY = _of(lambda _stream: _pollable(0))
 _NOBODY = _gives(lambda: None)
-# interface -> function -> its type, and what serves it
+# interface -> function -> its type and implementation
 _INTERFACES: dict[str, dict[str, tuple[str, Serve]]] = {
     "cli/environment": {
         "get-environment": ("()->list<tuple<string,string>>", _gives(list)),
@@ -208,7 +206,7 @@ _INTERFACES: dict[str, dict[str, tuple[str, Serve]]] = {
         "subscribe-duration": ("(u64)->own", lambda _, ns: _pollable(elapsed_ns() + ns)),
     },
     "clocks/wall-clock": {
-        "now": (f"()->{_MOMENT}", _gives(_wall_clock)),
+        "now": (f"()->{_MOMENT}", _gives(lambda: _moment(wall_ns() or 0))),
         "resolution": (f"()->{_MOMENT}", _gives(lambda: _moment(RESOLUTION_NS))),
     },
     "filesystem/preopens": {"get-directories": ("()->list<tuple<own,string>>", _gives(list))},
@@ -237,13 +235,13 @@ _INTERFACES: dict[str, dict[str, tuple[str, Serve]]] = {
         "get-random-bytes": ("(u64)->list<u8>", lambda _, count: _random(count)),
         "get-random-u64": ("()->u64", _gives(lambda: int.from_bytes(_random(8), "little"))),
     },
-    # It may be the same each time: what keeps hash tables apart is not needed within one call.
+    # A constant seed is enough within one call.
     "random/insecure-seed": {"insecure-seed": ("()->tuple<u64,u64>", _gives(lambda: (0, 0)))},
 }
 
 
 # --------------------------------------------------------------------------------------- preview 1
-# errno
+# Error numbers.
 _OK, _BAD_FILE, _FAULT, _INVALID, _IO, _UNSUPPORTED, _NOT_CAPABLE = 0, 8, 21, 28, 29, 58, 76
 _REALTIME, _MONOTONIC = 0, 1
 _MOST_AT_ONCE = 1024  # vectors of one write, subscriptions of one poll
@@ -254,11 +252,11 @@ CoreServe = Callable[..., int]
 
 
 class _OutOfBounds(Exception):
-    """A pointer of the guest's that is none."""
+    """A pointer of the guest is outside its memory."""
 
 
 class _View:
-    """The memory of the guest that calls."""
+    """The memory of the calling guest."""
 
     def __init__(self, caller: Caller) -> None:
         memory = caller.get("memory")
@@ -289,13 +287,13 @@ _exits = _Exits()
 
 
 def pop_exit_code() -> int | None:
-    """With what the guest that this thread ran last ended itself; None if it did not."""
+    """Returns and clears the exit code of the last guest of this thread; None without one."""
     code, _exits.code = _exits.code, None
     return code
 
 
 def define_wasi_core(linker: Linker, engine: Engine, module: Module) -> None:
-    """What is not known here refuses, or is left to be a trap if it has no way to."""
+    """Defines the imports of WASI. An unknown function returns an error, or traps if it cannot."""
     for one in module.imports:
         if one.module != WASI_CORE or not isinstance(one.type, FuncType):
             continue
@@ -309,8 +307,9 @@ def define_wasi_core(linker: Linker, engine: Engine, module: Module) -> None:
 
 
 def _served(serve: CoreServe, signature: str) -> Callable[..., int]:
-    """The guest's numbers without a sign, and a bad pointer as an error number."""
-    masks = [0xFFFFFFFF if kind == "i32" else (1 << 64) - 1 for kind in _parameters(signature)]
+    """Passes numbers as unsigned, and returns an error number for a bad pointer."""
+    kinds = filter(None, signature[1 : signature.index(")")].split(","))
+    masks = [0xFFFFFFFF if kind == "i32" else (1 << 64) - 1 for kind in kinds]
 
     def call(caller: Caller, *numbers: int) -> int:
         try:
@@ -321,16 +320,11 @@ def _served(serve: CoreServe, signature: str) -> Callable[..., int]:
     return call
 
 
-def _parameters(signature: str) -> list[str]:
-    return [kind for kind in signature[1 : signature.index(")")].split(",") if kind]
+def _returns(code: int) -> CoreServe:
+    return lambda _view, *_: code
 
 
-def _refuse(_view: _View, *_: int) -> int:
-    return _NOT_CAPABLE
-
-
-def _nothing(_view: _View, *_: int) -> int:
-    return _OK
+_refuse, _nothing, _no_such_file = map(_returns, (_NOT_CAPABLE, _OK, _BAD_FILE))
 
 
 def _no_texts(view: _View, count_at: int, bytes_at: int) -> int:
@@ -382,10 +376,6 @@ def _file_state(view: _View, file: int, at: int) -> int:
     return view.write(at, struct.pack("<BxHxxxxQQ", _TERMINAL, 0, _READ_OR_WRITE, 0))
 
 
-def _no_such_file(_view: _View, *_: int) -> int:
-    return _BAD_FILE
-
-
 def _core_poll(view: _View, asked_at: int, events_at: int, count: int, ready_at: int) -> int:
     if not 0 < count <= _MOST_AT_ONCE:
         return _INVALID
@@ -402,7 +392,7 @@ def _core_poll(view: _View, asked_at: int, events_at: int, count: int, ready_at:
 
 
 def _core_wait_s(kind: int, clock: int, time_ns: int, _precision: int, flags: int) -> float | None:
-    """None: until a moment of a clock that is not known. A file is always ready."""
+    """Returns the wait of a subscription; None for an unknown clock. A file is always ready."""
     if kind != 0:
         return 0.0
     if not flags & 1:

@@ -1,7 +1,7 @@
 """A worker process: reads calls from its socket, runs each in a thread, and answers.
 
-It gets no environment, holds no secret, and gives up network, files and programs before it touches
-guest code. Whatever else a guest may do goes through the gateway at the other end of the socket.
+It has no environment and no secrets, and gives up network, files and programs before it loads guest
+code. A guest reaches other resources only through the gateway at the other end of the socket.
 """
 
 import json
@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
@@ -42,8 +43,8 @@ from gateway.sandbox.protocol import (
 )
 
 _READ_BYTES = 256 * 1024
-_NICER_BY = 5  # so that the gateway is not late because guests compute
-# So that short calls are not late because others spin. Elsewhere it would slow all of the process.
+_NICER_BY = 5  # the gateway runs before computing guests
+# Short calls run before long ones. Other systems would slow the whole process.
 _SLOWER_BY = 10 if sys.platform == "linux" else 0
 
 
@@ -54,32 +55,34 @@ class LoadedGuest(Protocol):
 
 
 class Worker:
+    """Loads guests and runs their calls in threads."""
+
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._speaking = threading.Lock()
+        self._sending = threading.Lock()
         self._components, self._cores = component_engine(), core_engine()
-        self._guests: dict[int, LoadedGuest | str] = {}  # or why it could not be loaded
+        self._guests: dict[int, LoadedGuest | str] = {}  # or the reason of a failed load
         self._bounds: dict[int, Bounds] = {}
         self._calls: dict[int, GuestCall] = {}
         self._work: SimpleQueue[tuple[GuestCall, LoadedGuest, str, str]] = SimpleQueue()
-        self._threads: set[threading.Thread] = set()  # each comes back for more
+        self._threads: set[threading.Thread] = set()  # threads that take further calls
         self._busy = threading.Event()
 
     def serve(self) -> None:
-        """Until the gateway closes its end."""
+        """Handles frames until the gateway closes its end."""
         threading.Thread(target=self._tick, daemon=True).start()
         reader = Reader()
         while data := self._connection.recv(_READ_BYTES):
             for frame in reader.feed(data):
-                self._take(frame)
+                self._handle(frame)
 
     def say(self, kind: Kind, call: int, texts: tuple[str, ...]) -> None:
         frame = encode(kind, call, texts)
         try:
-            with self._speaking:
+            with self._sending:
                 self._connection.sendall(frame)
         except OSError:
-            os._exit(0)  # the gateway is gone, and with it whoever waits for anything here
+            os._exit(0)  # the gateway is gone
 
     def _tick(self) -> None:
         engines: tuple[Engine, ...] = (self._components, self._cores)
@@ -91,22 +94,21 @@ class Worker:
             for engine in engines:
                 engine.increment_epoch()
 
-    def _take(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.CALL:
                 self._start(frame.call, *frame.texts)
-            case Kind.ANSWER:
-                call = self._calls.get(frame.call)
-                if call is not None:
-                    call.answers.put(frame.texts)
-            case Kind.CANCEL:
-                call = self._calls.get(frame.call)
-                if call is not None:
+            case Kind.ANSWER | Kind.CANCEL:
+                if (call := self._calls.get(frame.call)) is None:
+                    return
+                if frame.kind is Kind.CANCEL:
                     call.cancel()
+                else:
+                    call.answers.put(frame.texts)
             case Kind.LOAD:
                 self._load(frame.call, frame.texts[0])
             case kind:
-                raise BrokenFrame(f"the gateway does not say {kind.name}")
+                raise BrokenFrame(f"the gateway may not send {kind.name}")
 
     def _load(self, number: int, described: str) -> None:
         fields = json.loads(described)
@@ -114,8 +116,8 @@ class Worker:
         self._bounds[number] = program.bounds
         try:
             self._guests[number] = self._loaded(program)
-        except Exception:  # noqa: BLE001  # reason: WasmtimeError and whatever else; others' calls go on
-            self._guests[number] = "what was compiled of it cannot be loaded any more"
+        except Exception:  # noqa: BLE001  # reason: a failed load must not end the calls of others
+            self._guests[number] = "its compiled form cannot be loaded"
 
     def _loaded(self, program: Program) -> LoadedGuest:
         match program.guest:
@@ -133,8 +135,8 @@ class Worker:
         if isinstance(guest, str):
             self.say(Kind.RESULT, number, ("load", guest, "0", "0", "0"))
             return
-        end = time.monotonic() + float(seconds)
-        call = GuestCall(number, self._bounds[int(program)], end, self._ask, slower_by=_SLOWER_BY)
+        end, ask = time.monotonic() + float(seconds), partial(self.say, Kind.HOST)
+        call = GuestCall(number, self._bounds[int(program)], end, ask, slower_by=_SLOWER_BY)
         self._calls[number] = call
         self._busy.set()
         self._work.put((call, guest, function, text))
@@ -143,14 +145,11 @@ class Worker:
             self._threads.add(thread)
             thread.start()
 
-    def _ask(self, number: int, texts: tuple[str, ...]) -> None:
-        self.say(Kind.HOST, number, texts)
-
     def _run(self) -> None:
         while True:
             call, guest, function, text = self._work.get()
             status, answer = run_guest(call, guest, function, text)
-            if call.is_slow:  # before its call goes, so that nobody counts on this thread
+            if call.is_slow:  # removed before its call, so that the next call starts a new thread
                 self._threads.discard(threading.current_thread())
             del self._calls[call.number]
             self.say(Kind.RESULT, call.number, (status, answer, *call.usage()))
@@ -159,15 +158,15 @@ class Worker:
 
 
 def run_guest(call: GuestCall, guest: LoadedGuest, function: str, text: str) -> tuple[Status, str]:
-    """How it ended, whatever happens: a call without an answer would cost all others theirs."""
+    """Runs a call and returns its outcome for every error, so that other calls go on."""
     try:
         return check_answer(function, *guest.run(call, function, text), call.bounds)
-    except Exception:  # noqa: BLE001  # reason: see above; there is nobody here to tell it to
+    except Exception:  # noqa: BLE001  # reason: see above; the worker has no log
         return "trap", "it crashed"
 
 
 def check_answer(function: str, status: Status, answer: str, bounds: Bounds) -> tuple[Status, str]:
-    """What a guest answered, if it may be passed on; of a tool's answer a text without its quotes."""
+    """Returns a guest's answer if it is valid and within the bounds; unquotes the string of a tool."""
     if len(answer.encode()) > bounds.output_bytes:
         return "output_too_large", f"its output is larger than {bounds.output_bytes // 1024} KiB"
     if status != "ok" or function != "handle-tool-call":
@@ -182,17 +181,18 @@ def check_answer(function: str, status: Status, answer: str, bounds: Bounds) -> 
 
 
 def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _die_first() -> None:
-    """If the machine runs out of memory, better this process than the gateway."""
+    """Makes the kernel kill this process before the gateway if memory runs out."""
     with suppress(OSError):  # not Linux, or no /proc
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def main() -> None:
-    # Whoever stops a gateway with all its processes lets it drain first; the socket says when to go.
+    # A signal to the process group must not end the worker while the gateway drains; the closed socket
+    # ends it.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     _die_first()

@@ -86,7 +86,7 @@ def ask(
 
 
 @contextmanager
-def ticking(engine: Engine) -> Iterator[None]:
+def ticking(engine: Engine) -> Iterator[Engine]:
     """The clock that a worker gives its guests."""
     over = threading.Event()
 
@@ -97,7 +97,7 @@ def ticking(engine: Engine) -> Iterator[None]:
     thread = threading.Thread(target=tick)
     thread.start()
     try:
-        yield
+        yield engine
     finally:
         over.set()
         thread.join()

@@ -1,10 +1,27 @@
 """What is compiled once is compiled for all tests."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from wasmtime import Engine
+
+from gateway.sandbox.calls import component_engine, core_engine
+from tests.fakes.guests import ticking
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[Engine]:
+    with ticking(core_engine()) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def components() -> Iterator[Engine]:
+    with ticking(component_engine()) as engine:
+        yield engine

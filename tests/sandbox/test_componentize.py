@@ -181,7 +181,7 @@ def test_a_channel_has_two_calls() -> None:
         (('(import "env" "abort" (func))', MEMORY), "it imports 'env' 'abort'"),
         (('(import "exogate:plugin/log@2.0.0" "write" (func))', MEMORY), "log@2.0.0"),
         (('(import "exogate:plugin/log@1.0.0" "read" (func))', MEMORY), "'read'"),
-        (('(import "env" "memory" (memory 1))',), "'memory', which is no function"),
+        (('(import "env" "memory" (memory 1))',), "'memory', which is not a function"),
     ],
 )
 def test_what_is_missing_or_unknown_is_named(parts: tuple[str, ...], problem: str) -> None:
@@ -194,7 +194,7 @@ def test_what_is_missing_or_unknown_is_named(parts: tuple[str, ...], problem: st
 def test_a_channel_may_not_import_what_only_a_tool_may() -> None:
     module = core(imports("http/request"), MEMORY, DESCRIBE)
 
-    with pytest.raises(NotConvertible, match="what a channel may import are"):
+    with pytest.raises(NotConvertible, match="a channel may import these functions"):
         component_from_core(module, "channel")
 
 

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wasmtime import Engine
 
-from gateway.sandbox.calls import core_engine
 from gateway.sandbox.extism import ExtismGuest, pack, unpack
-from tests.fakes.guests import BOUNDS, ask, call_of, core_program, extism_wat, ticking
+from tests.fakes.guests import BOUNDS, ask, call_of, core_program, extism_wat
 
 Load = Callable[..., ExtismGuest]
 
@@ -27,20 +26,13 @@ _ECHO = """
   (i32.const 0)"""
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    made = core_engine()
-    with ticking(made):
-        yield made
-
-
 @pytest.fixture
-def load(engine: Engine, tmp_path: Path) -> Load:
+def load(core: Engine, tmp_path: Path) -> Load:
     def loaded(
         body: str, more: str = "", describe: str = "(i32.const 0)", **config: str
     ) -> ExtismGuest:
         wat = extism_wat(body, more=more, describe=describe)
-        return ExtismGuest(engine, core_program(engine, tmp_path, wat, config))
+        return ExtismGuest(core, core_program(core, tmp_path, wat, config))
 
     return loaded
 
@@ -313,8 +305,8 @@ def test_a_request_is_made_by_the_host(load: Load) -> None:
 @pytest.mark.parametrize(
     ("request_at", "why"),
     [
-        ("(call $put (i32.const 0) (i32.const 3))", "a request is no JSON object"),
-        ("(i64.const 12345)", "a request is nowhere in memory"),
+        ("(call $put (i32.const 0) (i32.const 3))", "a request is not a JSON object"),
+        ("(i64.const 12345)", "a request is not in memory"),
         ("(call $put (i32.const 8) (i32.const 1))", "a request is not UTF-8 text"),
     ],
 )

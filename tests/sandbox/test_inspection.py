@@ -11,12 +11,12 @@ from gateway.sandbox.compiler import NotAPlugin, inspect_component, inspect_modu
 @pytest.mark.parametrize(
     ("wat", "why"),
     [
-        ('(import "env" "f" (func))', "it imports env#f, which nobody offers"),
-        ('(import "extism:host/env" "fly" (func))', "it imports extism:host/env#fly, which nobody offers"),
-        ('(import "extism:host/env" "free" (func))', "it imports extism:host/env#free as (); it is (i64)"),
-        ('(import "extism:host/env" "memory" (memory 1))', "it imports extism:host/env#memory, which nobody offers"),
-        ('(import "extism:host/user" "f" (func (param i32)))', "it imports extism:host/user#f as (i32); it is (i64)->i64 or (i64)"),
-        ('(func (export "handle_tool_call") (param i32))', "handle_tool_call is (i32), not () or ()->i32"),
+        ('(import "env" "f" (func))', "it imports env#f, which the host does not offer"),
+        ('(import "extism:host/env" "fly" (func))', "it imports extism:host/env#fly, which the host does not offer"),
+        ('(import "extism:host/env" "free" (func))', "it imports extism:host/env#free as (); it must be (i64)"),
+        ('(import "extism:host/env" "memory" (memory 1))', "it imports extism:host/env#memory, which the host does not offer"),
+        ('(import "extism:host/user" "f" (func (param i32)))', "it imports extism:host/user#f as (i32); it must be (i64)->i64 or (i64)"),
+        ('(func (export "handle_tool_call") (param i32))', "handle_tool_call is (i32); it must be () or ()->i32"),
         ("", "the export handle_tool_call is missing"),
     ],
 )  # fmt: skip
@@ -67,11 +67,11 @@ def test_a_component_is_what_its_exports_are(exports: list[str], kind: str) -> N
 @pytest.mark.parametrize(
     ("exports", "why"),
     [
-        ([_TOOL, _IN, _OUT], "it is a tool and a channel adapter at once; make two plugins of it"),
+        ([_TOOL, _IN, _OUT], "it is a tool and a channel adapter; split it into two plugins"),
         ([_IN], "the export format-outgoing is missing"),
         ([_TOOL.replace("(result (result string (error string)))", "(result string)")],
-         "handle-tool-call is (string)->string, not (string)->result<string,string>"),
-        ([], "it exports no function that can be called; a tool exports describe and handle-tool-call"),
+         "handle-tool-call is (string)->string; it must be (string)->result<string,string>"),
+        ([], "it exports no function; a tool exports describe and handle-tool-call"),
     ],
 )  # fmt: skip
 @pytest.mark.requirement("S-003-Plugin-08")

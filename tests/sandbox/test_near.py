@@ -1,17 +1,16 @@
 """IronClaw's tools: one component, many operations, and a host that adds what its own would add."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from wasmtime import Engine
 from wasmtime.component import Component
 
-from gateway.sandbox.calls import component_engine
 from gateway.sandbox.compiler import NotAPlugin, inspect_component
 from gateway.sandbox.components import NearGuest
-from tests.fakes.guests import Answered, ask, component_program, ticking
+from tests.fakes.guests import Answered, ask, component_program
 
 _ERRORS = '"auth-required" "input" "output-too-large" "executor" "network-denied" "client" "operation-failed"'  # fmt: skip
 _SCHEMA = {
@@ -131,17 +130,10 @@ def wat(schema: str = json.dumps(_SCHEMA)) -> str:
     return _WAT.format(errors=_ERRORS, schema=quoted, size=len(schema))
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    made = component_engine()
-    with ticking(made):
-        yield made
-
-
 @pytest.fixture
-def load(engine: Engine, tmp_path: Path) -> Callable[..., NearGuest]:
+def load(components: Engine, tmp_path: Path) -> Callable[..., NearGuest]:
     def loaded(text: str = wat(), **config: str) -> NearGuest:
-        return NearGuest(engine, component_program(engine, tmp_path, text, config, "near"))
+        return NearGuest(components, component_program(components, tmp_path, text, config, "near"))
 
     return loaded
 
@@ -161,18 +153,18 @@ def tools(guest: NearGuest) -> dict[str, dict[str, object]]:
     return {tool["name"]: tool["parameters"] for tool in told["tools"]}
 
 
-def test_it_is_recognised_by_its_export_and_held_to_its_types(engine: Engine) -> None:
-    found = inspect_component(Component(engine, wat()), engine)
+def test_it_is_recognised_by_its_export_and_held_to_its_types(components: Engine) -> None:
+    found = inspect_component(Component(components, wat()), components)
 
     assert (found.guest, found.kind) == ("near", "tool")
     assert "near:agent/host@0.4.1#http-request" in found.imports
     for changed, why in (
         (wat().replace("near:agent/tool@0.4.1", "near:agent/tool@0.3.0"), "only near:agent/tool@0.4"),
-        (wat().replace("near:agent/host@0.4.1", "near:agent/host@0.3.0"), "which nobody offers"),
+        (wat().replace("near:agent/host@0.4.1", "near:agent/host@0.3.0"), "which the host does not offer"),
         (wat().replace('"secret-exists" (func (param "name" string) (result bool))', '"fly" (func (param "name" string) (result bool))').replace('$host "secret-exists"', '$host "fly"'), "there is no such function"),
     ):  # fmt: skip
         with pytest.raises(NotAPlugin, match=why):
-            inspect_component(Component(engine, changed), engine)
+            inspect_component(Component(components, changed), components)
 
 
 def test_each_listed_operation_is_a_tool_with_its_part_of_the_schema(

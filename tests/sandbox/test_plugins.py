@@ -71,8 +71,8 @@ async def test_an_err_is_the_guests_word_and_anything_else_ours(
 
     assert str(failed.value) == "guest__run failed."
     assert str(crashed.value) == (
-        "silent__run gave no answer: it gave up (unreachable code was reached). "
-        "Do not repeat the same call; use other arguments or do without it."
+        "silent__run gave no answer: it panicked (unreachable code was reached). "
+        "Do not repeat the same call; use other arguments or continue without it."
     )
 
 
@@ -172,7 +172,7 @@ async def test_what_cannot_be_loaded_is_told_and_the_rest_works(
     assert "(and 7 more), which needs the capability" in why["wants"]
     assert "not WebAssembly" in why["text"]
     assert "two of its tools have the same name" in why["twice"]
-    assert "pinned is 000" in why["pinned"]
+    assert "the pinned one is 000" in why["pinned"]
     assert "No such file" in why["gone"]
     assert "computing time" in why["tight"]
     assert (infos["good"].kind, infos["good"].version) == ("tool", "1")

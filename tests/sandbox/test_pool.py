@@ -125,7 +125,10 @@ async def test_a_worker_that_ends_at_once_is_told_and_not_tried_for_a_moment(
             await ask(pool)
 
     assert {one.status for one in told} == {"down"}
-    assert "no process for plugins can be started: it ended at once, with code 3" in told[0].text
+    assert (
+        "no process for plugins can be started: it ended with code 3 before it was ready"
+        in told[0].text
+    )
     assert sys.executable in told[0].text
     assert await anyio.Path(starts).read_text() == "xx"
 

@@ -1,15 +1,14 @@
 """What a component finds of WASI: served by us under the version that it imports, in the known types."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from wasmtime import Engine
 
-from gateway.sandbox.calls import component_engine
 from gateway.sandbox.components import ComponentGuest
-from tests.fakes.guests import BOUNDS, ask, call_of, component_program, granted, ticking
+from tests.fakes.guests import BOUNDS, ask, call_of, component_program, granted
 
 Load = Callable[..., ComponentGuest]
 
@@ -59,18 +58,13 @@ def wat(body: str, imports: str, functions: dict[str, tuple[str, str, str]]) -> 
     )
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    made = component_engine()
-    with ticking(made):
-        yield made
-
-
 @pytest.fixture
-def load(engine: Engine, tmp_path: Path) -> Load:
+def load(components: Engine, tmp_path: Path) -> Load:
     def loaded(body: str, imports: str, **functions: tuple[str, str, str]) -> ComponentGuest:
-        program = component_program(engine, tmp_path, wat(body, imports, functions), {}, "exogate")
-        return ComponentGuest(engine, program)
+        program = component_program(
+            components, tmp_path, wat(body, imports, functions), {}, "exogate"
+        )
+        return ComponentGuest(components, program)
 
     return loaded
 
@@ -294,4 +288,4 @@ def test_an_exit_ends_the_guest(load: Load) -> None:
 
     answered = ask(guest, function="describe")
 
-    assert (answered.status, answered.text) == ("trap", "it ended itself")
+    assert (answered.status, answered.text) == ("trap", "it exited")

@@ -1,13 +1,12 @@
 """What a core module finds of WASI: a terminal that is a log, clocks and chance by grant, no files."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from wasmtime import Engine
 
-from gateway.sandbox.calls import core_engine
 from gateway.sandbox.extism import ExtismGuest
 from gateway.sandbox.interfaces import WASI_CORE
 from tests.fakes.guests import (
@@ -20,7 +19,6 @@ from tests.fakes.guests import (
     granted,
     no,
     signature,
-    ticking,
 )
 
 _TYPES = {
@@ -39,22 +37,15 @@ _TYPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    made = core_engine()
-    with ticking(made):
-        yield made
-
-
 @pytest.fixture
-def load(engine: Engine, tmp_path: Path) -> Callable[..., ExtismGuest]:
+def load(core: Engine, tmp_path: Path) -> Callable[..., ExtismGuest]:
     def loaded(body: str, data: str = "", types: dict[str, str] = _TYPES) -> ExtismGuest:
         imports = "".join(
             f'(import "{WASI_CORE}" "{name}" (func ${name} {signature(type_text)}))'
             for name, type_text in types.items()
         )
         wat = extism_wat(body, more=f"{imports} --- {data}")
-        return ExtismGuest(engine, core_program(engine, tmp_path, wat, {}))
+        return ExtismGuest(core, core_program(core, tmp_path, wat, {}))
 
     return loaded
 

@@ -70,7 +70,7 @@ async def test_for_a_call_that_nobody_waits_for_nothing_more_is_done() -> None:
             link.data_received(asked("store.get"))
             await anyio.lowlevel.checkpoint()
 
-            pending.leave()
+            pending.abandon()
             link.data_received(asked("store.set") + encode(Kind.HOST, 1, ("log", "info", "late")))
             service.gate.set()
 
