@@ -37,8 +37,8 @@ from gateway.domain.budgets import (
     TokenRecord,
     Unit,
     day_of,
+    in_unit,
     scopes_of,
-    shown,
 )
 from gateway.domain.errors import Conflict, ModelFailed, NeverSent, NotFound, StoreUnavailable
 from gateway.domain.events import AuditEvent, Recurrences
@@ -624,7 +624,7 @@ class Meter:
     def _warning(self, tally: Tally) -> BudgetWarning:
         unit, used, limit = fullest(self.limits.now, tally)
         log.warning("budget_nearly_spent", extra={"scope": str(tally.scope), "used": used})
-        return BudgetWarning(str(tally.scope), unit, shown(unit, used), shown(unit, limit))
+        return BudgetWarning(str(tally.scope), unit, in_unit(unit, used), in_unit(unit, limit))
 
 
 class Metered:

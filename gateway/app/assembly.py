@@ -50,7 +50,7 @@ from gateway.domain.figures import watch_loop
 from gateway.domain.ids import Secret, SessionKey
 from gateway.domain.mcp import Door
 from gateway.domain.ports import Model
-from gateway.domain.supervision import contained, supervise
+from gateway.domain.supervision import contain, supervise
 from gateway.host.logs import FOLDER, read_log
 from gateway.memory.extraction import FactExtractor, Memory
 from gateway.memory.recall import Indexer, Recall, vaults_of
@@ -194,7 +194,7 @@ class Gateway:
             self._app.renew(settings, *doors)
             if self.server is not None:
                 self.server.renew(settings)
-        shared.group.start_soon(contained, "generation", partial(self._retire, old))
+        shared.group.start_soon(contain, "generation", partial(self._retire, old))
 
     def _begin(self, ready: ReadyGeneration) -> None:
         """Begins tracing and tool servers of a generation, and starts its known metric series at 0."""
