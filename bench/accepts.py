@@ -1,8 +1,8 @@
-"""The load generator of accepts: each connection sends its next message once the last one is accepted.
+"""The load generator of accepts: each connection sends its next message when the last one is accepted.
 
     python -m bench.accepts --port PORT --way webhook --connections 16 --seconds 4 --pid PID
 
-Nobody waits for an answer of the agent. Prints what it saw as JSON.
+It does not wait for the agent's answers. Prints its measurements as JSON.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
 
 
 def call(peer: str, number: int, now: float) -> bytes:
-    """A message of somebody, signed as Standard Webhooks has it."""
+    """Returns a message from a person, signed by Standard Webhooks."""
     body = json.dumps({"sender": peer, "text": f"{number}: {TEXT}"}).encode()
     name, stamp = f"msg_{int(now * 1e6)}_{number}", str(int(now))
     signed = f"{name}.{stamp}.".encode() + body
@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Run:
-    """`next_message` makes one; `is_over`: nothing more is sent."""
+    """One run of the load generator; `is_over`: it sends no more messages."""
 
     next_message: Callable[[], bytes]
     seen: Seen = field(default_factory=Seen)
@@ -64,7 +64,7 @@ class Run:
 
 
 class Sender(asyncio.Protocol):
-    """One connection with one message under way."""
+    """A connection with one message in flight."""
 
     def __init__(self, run: Run, opening: bytes = b"") -> None:
         self._run, self._opening = run, opening
@@ -85,9 +85,9 @@ class Sender(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         if self._opening:
-            self._of_socket()
+            self._read_socket()
         else:
-            self._of_http()
+            self._read_http()
 
     def close(self) -> None:
         self._transport.close()
@@ -97,21 +97,21 @@ class Sender(asyncio.Protocol):
             self._began = time.perf_counter()
             self._transport.write(self._run.next_message())
 
-    def _took(self, *, is_fine: bool) -> None:
+    def _record_answer(self, *, is_fine: bool) -> None:
         if is_fine:
             self._run.accepted(self._began)
         elif len(self._run.seen.errors) < 20:
             self._run.seen.errors.append(self._buffer[:400].decode(errors="replace"))
         self._send()
 
-    def _of_http(self) -> None:
+    def _read_http(self) -> None:
         head, whole, rest = self._buffer.partition(b"\r\n\r\n")
         length = _LENGTH.search(head)
         if whole and len(rest) >= (int(length[1]) if length else 0):
-            self._took(is_fine=head.startswith(b"HTTP/1.1 200"))
+            self._record_answer(is_fine=head.startswith(b"HTTP/1.1 200"))
             self._buffer = b""
 
-    def _of_socket(self) -> None:
+    def _read_socket(self) -> None:
         if not self._began:
             head, whole, self._buffer = self._buffer.partition(b"\r\n\r\n")
             if not whole:
@@ -121,9 +121,9 @@ class Sender(asyncio.Protocol):
         end = 0
         for _, start, end in frames(self._buffer):
             if self._buffer.find(b'"duplicate"', start, end) >= 0:
-                self._took(is_fine=True)
+                self._record_answer(is_fine=True)
             elif self._buffer.find(b'"error"', start, end) >= 0:
-                self._took(is_fine=False)
+                self._record_answer(is_fine=False)
         self._buffer = self._buffer[end:]
 
 
@@ -144,7 +144,7 @@ async def drive(plan: Plan) -> Seen:
     senders = [Sender(run, opening) for _ in range(plan.connections)]
     for sender in senders:
         await loop.create_connection(lambda sender=sender: sender, "127.0.0.1", plan.port)  # type: ignore[misc]  # a default is no argument
-    await asyncio.sleep(min(1.0, plan.seconds / 4))  # connections open, modules warm
+    await asyncio.sleep(min(1.0, plan.seconds / 4))  # the connections open and the modules warm up
     seen = run.seen = Seen()
     pids = tree(plan.pid) if plan.pid else []
     began, cpu, own = time.perf_counter(), cpu_ns(pids), time.process_time_ns()
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--pid", type=int, default=0, help="whose CPU time is told")
     parser.add_argument("--token", default="")
-    print(json.dumps(uvloop.run(drive(Plan(**vars(parser.parse_args())))).told()))
+    print(json.dumps(uvloop.run(drive(Plan(**vars(parser.parse_args())))).summary()))
 
 
 if __name__ == "__main__":

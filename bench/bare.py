@@ -1,6 +1,6 @@
-"""The bare loop: what an agent's turn costs without any gateway around it, written by hand.
+"""The bare loop: an agent's turn without a gateway, written by hand.
 
-One streamed call by aiohttp's client, JSON, a function that is called, and the same again.
+One streamed call by aiohttp's client, JSON, a function call, and the next model call.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -28,7 +28,7 @@ def echo(text: str) -> str:
 
 
 class Reply:
-    """One streamed reply, put together."""
+    """A streamed reply, joined from its pieces."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -57,7 +57,7 @@ class BareLoop:
         self._http, self._url = http, URL(f"{model}/chat/completions", encoded=True)
 
     async def turn(self, question: str) -> str:
-        """The answer, when the model asks for no more tools."""
+        """Returns the answer after the model has requested its last tool."""
         messages: list[dict[str, Any]] = [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": question},

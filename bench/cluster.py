@@ -2,8 +2,8 @@
 
     python -m bench.cluster [--quick] [--json FILE]
 
-Needs the servers (EXOGATE_SURREAL_BIN, EXOGATE_NATS_BIN). The store fsyncs each commit. The model takes 300 ms. The base of one
-gateway is the embedded store, that of two gateways is one of them alone; rounds alternate.
+Needs the servers (EXOGATE_SURREAL_BIN, EXOGATE_NATS_BIN). The store fsyncs each commit. The model takes 300 ms. The base for one
+gateway is the embedded store, the base for two gateways is one of them alone; rounds alternate.
 """
 
 import time
@@ -59,18 +59,18 @@ MICRO = Sizes(rounds=1, seconds=0.3, sessions=4, warm_up=1, model_ms=1.0)
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What several load generators saw together, and what everybody used meanwhile."""
+    """The measurements of several load generators, and the resources of all processes in that time."""
 
     rate: float
-    cpu_ms: Mapping[str, float]  # a message, by who used it
-    cores: float  # in use, by all of them
-    requests: float  # to the store, a message
+    cpu_ms: Mapping[str, float]  # a message, by process group
+    cores: float  # in use by all processes
+    requests: float  # to the store per message
     p50_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The servers that everybody shares."""
+    """The servers that all gateways share."""
 
     home: Path
     model: Started
@@ -80,7 +80,7 @@ class Place:
 
     @contextmanager
     def gateways(self, kind: str, nodes: int) -> Iterator[list[Started]]:
-        """Over a fresh store: `embedded`, `shared`, or one that a `cluster` shares."""
+        """Starts gateways on a fresh store: `embedded`, `shared`, or shared by a `cluster`."""
         number, config = next(self.numbers), PLAIN
         if kind != "embedded":
             config += STORE.format(url=self.surreal.url, database=f"d{number}")
@@ -110,7 +110,7 @@ class Place:
                 used = {name: (cpu_ns(some) - before[name]) / 1e6 for name, some in pids.items()}
                 cores = sum(used.values()) / 1000 / (time.perf_counter() - began)
             asked = sum(map(_requests, servers)) - asked
-        # The processes are looked at with their warm-up, the load generators without.
+        # The figures of the processes include their warm-up, those of the load generators do not.
         warm = sizes.warm_up * sizes.sessions
         messages = sum(run["messages"] for run in runs) + warm
         cpu = {name: ms / messages for name, ms in used.items()}
@@ -129,7 +129,7 @@ def _load(server: Started, name: str, *, sessions: int, sizes: Sizes) -> Seen:
 
 
 def _requests(server: Started) -> float:
-    """To the store, since the start of the gateway."""
+    """Returns the requests to the store since the start of the gateway."""
     url = f"http://127.0.0.1:{server.port}/metrics"
     asked = Request(url, headers={"authorization": f"Bearer {TOKEN}"})
     with urlopen(asked, timeout=10) as answer:

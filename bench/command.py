@@ -6,12 +6,12 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench.marks import Figure, tell
+from bench.marks import Figure, report
 from bench.process import other_cores
 
 
 def run(doc: str | None, base: str, measure: Callable[[bool, Path], Iterable[Figure]]) -> None:
-    """Tells what `measure` finds, asked whether to be quick, in a folder of its own."""
+    """Prints the figures of `measure`, which gets the quick flag and a temporary folder."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--quick", action="store_true", help="less of everything")
     parser.add_argument("--json", type=Path, help="where to put the figures too")
@@ -19,4 +19,4 @@ def run(doc: str | None, base: str, measure: Callable[[bool, Path], Iterable[Fig
     print(f"other load: {other_cores():.2f} cores; base: {base}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = list(measure(args.quick, Path(home)))
-    tell(figures, args.json)
+    report(figures, args.json)

@@ -1,4 +1,4 @@
-"""Conversations that a benchmark makes up: many sittings, paraphrases, updates and distractors."""
+"""Generated conversations for a benchmark: many sittings, paraphrases, updates and distractors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -84,7 +84,7 @@ class Said:
 @dataclass(frozen=True, slots=True)
 class Question:
     text: str
-    evidence: frozenset[int]  # numbers of the turns that answer it
+    evidence: frozenset[int]  # numbers of the turns with the answer
 
 
 @dataclass(slots=True)
@@ -94,10 +94,10 @@ class Conversation:
 
 
 def conversation(seed: int, *, sittings: int = 40) -> Conversation:
-    """The same for the same seed."""
+    """Generates a conversation, equal for equal seeds."""
     dice, made = Random(seed), Conversation()
     topics = dice.sample(TOPICS, len(TOPICS))
-    told: dict[int, tuple[str, int, int]] = {}  # topic -> its value now, and where it was told
+    told: dict[int, tuple[str, int, int]] = {}  # topic -> its current value and its place
     for sitting in range(sittings):
         at = BEGIN + timedelta(days=sitting * 3, minutes=dice.randrange(180))
         number = sitting % len(topics)
@@ -125,11 +125,11 @@ Lines = Sequence[tuple[Role, str]]
 def _news(
     dice: Random, noun: str, value: str, old: tuple[str, int, int] | None
 ) -> tuple[Lines, int, int]:
-    """What is said, and which of it tells the value, and which the reason."""
+    """Returns the lines, and the places of the value and of the reason among them."""
     reason = dice.choice(REASONS)
     gone = f" No more {old[0]}!" if old and dice.random() < 0.5 else ""
     shape = dice.randrange(3)
-    if shape == 0:  # all at once
+    if shape == 0:  # both in one line
         return (
             (("user", f"About my {noun}: it is {value} now.{gone} {reason}"), _reply(dice)),
             0,
@@ -161,7 +161,7 @@ def _chatter(dice: Random) -> Iterator[tuple[Role, str]]:
 
 
 def _elsewhere(dice: Random, topics: Sequence[tuple[Sequence[str], Sequence[str]]]) -> Lines:
-    """The same words, of somebody else."""
+    """Returns lines with the same words about other people."""
     nouns, values = dice.choice(topics)
     text = dice.choice(OTHERS).format(noun=dice.choice(nouns), value=dice.choice(values))
     return (("user", text), _reply(dice))

@@ -1,9 +1,9 @@
-"""The benchmark of `exogate store copy`: a store of 100,000 messages, 10,000 facts, a ledger and an audit chain, to a SurrealDB
-server and back.
+"""The benchmark of `exogate store copy`: copies a store of 100,000 messages, 10,000 facts, a ledger and an audit chain to a
+SurrealDB server and back.
 
     python -m bench.copying [--quick] [--json FILE]
 
-Needs the server (EXOGATE_SURREAL_BIN). Every table has to have the same count and digest on both sides.
+Needs the server (EXOGATE_SURREAL_BIN). The counts and digests of all tables must be equal on both sides.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from bench import targets
 from bench.cluster import BASE, PLAIN, STORE
 from bench.command import run
 from bench.conversations import BEGIN, Said
-from bench.ledger import adding
+from bench.ledger import measure_metering
 from bench.marks import Figure, marked
 from bench.memory import fill
 from bench.recall import key_of, say
@@ -41,7 +41,7 @@ TEXT = (
 @dataclass(frozen=True, slots=True)
 class Sizes:
     sessions: int = 100
-    messages: int = 1_000  # of each
+    messages: int = 1_000  # of each session
     facts: int = 10_000
     calls: int = 2_000  # a round
     deeds: int = 1_000
@@ -61,7 +61,7 @@ async def _fill(stores: Stores, sizes: Sizes) -> None:
             ]
             group.start_soon(say, stores, key_of(number), turns)
     await fill(stores.facts, 0, sizes.facts)
-    await adding(stores, sizes.calls)
+    await measure_metering(stores, sizes.calls)
     for number in range(sizes.deeds):
         await stores.audit.append(AuditEvent(BEGIN, "budget.refused", "bench", {"number": number}))
 
@@ -72,7 +72,7 @@ async def _filled(data_dir: Path, sizes: Sizes) -> None:
 
 
 def _copied(config: Path, source: str, target: str) -> tuple[float, list[Mapping[str, Any]]]:
-    """How long it took, and what it told of each table."""
+    """Returns the seconds of a copy and its report on each table."""
     command = [*targets.exogate(), "--config", str(config), "--json", "store", "copy"]
     began = time.perf_counter()
     done = subprocess.run(

@@ -1,10 +1,10 @@
-"""What the exchange of one streamed model call costs: the gateway's own client beside aiohttp's.
+"""The cost of one streamed model call by the gateway's own client and by aiohttp's.
 
     python -m bench.exchange [--calls 3000] [--rounds 5]
 
-Both read the same prebuilt answer of 20 words from the mock model server, which is a process of
-its own, over kept connections on one loop; the rounds alternate. CPU time of this process only,
-by one and by 32 callers at once, once with all words in one write and once a word a millisecond.
+Both read the same prebuilt answer of 20 words from the mock model server, a separate process, over
+kept connections on one loop; the rounds alternate. The figure is the CPU time of this process only,
+for one and for 32 concurrent callers, with all words in one write and with one word a millisecond.
 """
 
 import argparse
@@ -32,7 +32,7 @@ HEADERS = {
 BODY = b'{"model":"mock-1","stream":true,"messages":[{"role":"user","content":"%b"}]}' % (
     b"x" * 2000
 )
-Ask = Callable[[], Awaitable[int]]  # one call; how many bytes came
+Ask = Callable[[], Awaitable[int]]  # one call; returns the number of bytes
 
 
 @asynccontextmanager
@@ -52,7 +52,7 @@ async def own(url: str) -> AsyncIterator[Ask]:
 
 @asynccontextmanager
 async def aiohttps(url: str) -> AsyncIterator[Ask]:
-    """Set up for speed: no cookies, no redirects, no decompression, only a limit between two reads."""
+    """Opens aiohttp's client set up for speed: no cookies, redirects or decompression, one timeout."""
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -80,7 +80,7 @@ def _cpu_s() -> float:
 
 
 async def _cpu_us(ask: Ask, callers: int, calls: int) -> float:
-    """CPU microseconds a call."""
+    """Returns CPU microseconds per call."""
 
     async def caller() -> None:
         for _ in range(calls // callers):
@@ -94,9 +94,9 @@ async def _cpu_us(ask: Ask, callers: int, calls: int) -> float:
 
 
 async def _measure(url: str, callers: int, calls: int, rounds: int) -> tuple[float, float]:
-    """The medians of ours and of aiohttp's."""
+    """Returns the medians of the own client and of aiohttp's."""
     async with own(url) as ours, aiohttps(url) as theirs:
-        assert await ours() == await theirs()  # the same bytes, and both are warm
+        assert await ours() == await theirs()  # checks equal bytes, and warms both up
         found = [
             (await _cpu_us(ours, callers, calls), await _cpu_us(theirs, callers, calls))
             for _ in range(rounds)

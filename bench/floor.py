@@ -1,8 +1,8 @@
-"""The floor: the gateway's stack without its features, tuned, so that a feature's price can be seen.
+"""The floor: the gateway's stack without its features, tuned, to show the cost of the features.
 
     python -m bench.floor --model http://127.0.0.1:PORT/v1 --data-dir DIR
 
-One validation, one durable commit, one streamed model call a message. Prints its port as JSON.
+It makes one validation, one durable commit and one streamed model call per message. Prints its port as JSON.
 """
 
 import argparse
@@ -53,7 +53,7 @@ READ: Callable[[str], Send] = TypeAdapter(Send).validate_json
 
 
 class Log:
-    """Messages on disk: whatever waits while a commit runs is one commit together."""
+    """The messages on disk: all messages that wait during a commit form the next one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,7 +63,7 @@ class Log:
         self._thread.start()
 
     def append(self, row: Row) -> asyncio.Future[int]:
-        """Done with the row's number once it is fsynced."""
+        """Returns a future of the row number, done after the fsync."""
         future: asyncio.Future[int] = self._loop.create_future()
         self._queue.put((row, future))
         return future
@@ -115,7 +115,7 @@ def _settle(futures: list[asyncio.Future[int]], last: int) -> None:
 
 
 class Conversations:
-    """The last messages of each session as the model wants them: encoded once, joined often."""
+    """The last messages of each session in the model's format, each encoded once."""
 
     def __init__(self) -> None:
         self._kept: dict[str, deque[bytes]] = {}
@@ -135,7 +135,7 @@ class Conversations:
 
 
 def texts(buffer: bytes) -> tuple[str, bytes]:
-    """What the whole events in these bytes say, and the bytes that are left over."""
+    """Returns the texts of the complete events in these bytes, and the remaining bytes."""
     *events, rest = buffer.split(b"\n\n")
     said = []
     for event in events:
@@ -148,7 +148,7 @@ def texts(buffer: bytes) -> tuple[str, bytes]:
 
 
 class Floor:
-    """The only route there is."""
+    """The single route."""
 
     def __init__(self, model: str) -> None:
         self._url = URL(f"{model}/chat/completions", encoded=True)
@@ -205,7 +205,7 @@ class Floor:
 
 
 async def serve(model: str, data_dir: Path) -> None:
-    """Serves until the process is told to end."""
+    """Serves until the process gets a signal."""
     floor = Floor(model)
     app = Starlette(routes=[WebSocketRoute("/ws", floor.serve)])
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)

@@ -1,9 +1,9 @@
-"""Shows with strace that no accept is acknowledged before it is fsynced.
+"""Checks with strace that no accept is acknowledged before its fsync.
 
     python -m bench.fsync [--messages 100]
 
-One client sends one message after another to the gateway under strace. In the trace, every answer
-to `chat.send` must come after an fsync of the write-ahead log that came after the message was read.
+One client sends successive messages to the gateway under strace. In the trace, an fsync of the
+write-ahead log must stand between the read of a message and the answer to its `chat.send`.
 """
 
 import argparse
@@ -29,16 +29,16 @@ ATTACHED_WITHIN_S = 30
 
 @dataclass(slots=True)
 class Account:
-    """What the trace says, line by line."""
+    """The counts of a trace, read line by line."""
 
-    accepts: int = 0  # answers to chat.send that went to a socket
-    unsynced: int = 0  # of these, without an fsync since their message was read
+    accepts: int = 0  # answers to chat.send
+    unsynced: int = 0  # answers without an fsync after the read of their message
     syncs: Counter[str] = field(default_factory=Counter)
     first: list[str] = field(default_factory=list)
     _is_synced: bool = False
 
-    def take(self, line: str) -> None:
-        """One line. A call that another thread interrupted counts when it has come back."""
+    def read_line(self, line: str) -> None:
+        """Reads one line. A call that another thread interrupts counts when it resumes."""
         if _is_sync(line):
             self.syncs[_synced_file(line)] += 1
             self._is_synced = True
@@ -67,14 +67,14 @@ def _synced_file(line: str) -> str:
 
 
 def _reads_frame(line: str) -> bool:
-    """A masked text frame from a client: the first byte is 0x81."""
+    """True for a masked text frame from a client, whose first byte is 0x81."""
     return re.search(r'\b(read|recvfrom)(\(| resumed).*"\\(x81|201)', line) is not None
 
 
 def account(lines: Iterable[str]) -> Account:
     told = Account()
     for line in lines:
-        told.take(line)
+        told.read_line(line)
     return told
 
 
@@ -94,7 +94,7 @@ def _traced(server: Started, trace: Path) -> Iterator[None]:
 
 
 def trace_gateway(messages: int, home: Path) -> Account:
-    """Runs the gateway under strace while one client sends so many messages."""
+    """Runs the gateway under strace while one client sends the given number of messages."""
     trace = home / "trace"
     with (
         targets.model(ModelPlan()) as model,

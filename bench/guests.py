@@ -1,4 +1,4 @@
-"""Guests of the benchmark of plugins: tiny tools written as text, and one that is large."""
+"""Guests for the benchmark of plugins: small tools as text, and a large one."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from wasmtime import wat2wasm
 from gateway.sandbox.componentize import component_from_core
 
 ECHO = Path(__file__).parents[1] / "plugins" / "echo" / "tool.wasm"
-SPINS_FROM = 1_000  # bytes of input: a spinner answers at once what is shorter
+SPINS_FROM = 1_000  # bytes of input; a spinner answers a shorter input at once
 
 _SPIN = f"""
   (if (i32.ge_u (local.get 1) (i32.const {SPINS_FROM})) (then (loop $on (br $on))))"""
@@ -20,12 +20,12 @@ _ASK = """
     (br_if $more (i32.lt_u (local.get 2) (i32.const {times}))))"""
 _GET = '(import "exogate:plugin/store@1.0.0" "get" (func $get (param i32 i32 i32 i32 i32)))'
 
-# Each value in the large one costs the compiler work, and none can be folded away.
+# The compiler cannot fold away any of the values of the large tool.
 _STEP, _STEP_BYTES, _STEPS = "v128.const i64x2 7 9 i8x16.swizzle ", 20, 300
 
 
 def spinner(name: str = "spinner") -> bytes:
-    """Never ends, if its input is long."""
+    """Returns a tool that never ends if its input is long."""
     return _tool(name, _SPIN)
 
 
@@ -34,7 +34,7 @@ def trapper() -> bytes:
 
 
 def asker(times: int) -> bytes:
-    """Asks the host's store so many times."""
+    """Returns a tool that calls the host's store the given number of times."""
     return _tool("asker", _ASK.format(times=times), imports=_GET)
 
 
@@ -65,7 +65,7 @@ def _tool(name: str, body: str, *, imports: str = "", more: str = "") -> bytes:
     return component_from_core(bytes(core), "tool")
 
 
-# An echo for PyPI's extism, in its own interface. It parses nothing: it has less to do than ours.
+# An echo in the interface of PyPI's extism. It parses nothing, so it does less work than the own echo.
 EXTISM_ECHO = """(module
   (import "extism:host/env" "input_length" (func $length (result i64)))
   (import "extism:host/env" "input_load_u64" (func $read (param i64) (result i64)))

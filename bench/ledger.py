@@ -1,10 +1,10 @@
-"""Measures what metering adds to a call, and how long looking at a long ledger takes.
+"""Measures the cost of metering a call, and the time of queries on a long ledger.
 
     python -m bench.ledger [--quick] [--json FILE]
 
-A message of one session is sent, round by round, to the gateway and to a gateway without a meter. Then
-in one process, on a fresh embedded store: a metered call is compared with the same call of a model
-that takes no time, and the ledger is filled with records and asked for pages.
+It sends messages of one session to the gateway and to a gateway without a meter, in alternating rounds.
+Then, in one process on a fresh embedded store, it compares a metered call with the same call of a
+model that takes no time, fills the ledger with records and queries pages.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import anyio
 from anyio import to_thread
 
 from bench import targets
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.measuring import quantile, spread, timed
 from bench.process import other_cores
 from gateway.budgets import LiveBudgets, Meter
@@ -62,8 +62,8 @@ class Instant:
         return ModelReply("p", "m", "hi", usage=Usage(3, 1))
 
 
-async def adding(stores: Stores, calls: int) -> list[Figure]:
-    """What reserve and settle add to a call, with a limit in every scope."""
+async def measure_metering(stores: Stores, calls: int) -> list[Figure]:
+    """Measures the time of reserve and settle in a call, with a limit in every scope."""
     clock = SystemClock()
     ids = TimeIds(clock)
     meter = Meter(stores.ledger, LiveBudgets(LIMITED), PriceTable({}), clock, ids, stores.audit)
@@ -82,7 +82,7 @@ async def adding(stores: Stores, calls: int) -> list[Figure]:
 
 
 def message(home: Path, messages: int) -> list[Figure]:
-    """What metering adds to a whole message through sockets, with a limit in every scope."""
+    """Measures the time of metering in a message through sockets, with a limit in every scope."""
     with (
         targets.model(targets.ModelPlan()) as model,
         targets.gateway(model.port, home / "without", program=UNMETERED, config=CONFIG) as without,
@@ -109,8 +109,8 @@ def message(home: Path, messages: int) -> list[Figure]:
     ]
 
 
-async def looking(stores: Stores, rows: int) -> list[Figure]:
-    """Pages of 100 of a ledger of so many rows; each at most."""
+async def measure_queries(stores: Stores, rows: int) -> list[Figure]:
+    """Measures the longest time of each query for a page of 100 rows."""
     middle, session = 10**7 + rows // 2, SessionKey(AgentId("a1"), "c", "default", "p1")
     noon = DAY + timedelta(seconds=middle)
     queries: Mapping[str, RecordQuery] = {
@@ -130,7 +130,7 @@ async def looking(stores: Stores, rows: int) -> list[Figure]:
     for name, query in queries.items():
         page = await stores.ledger.records(query)
         assert bool(page.records) == (name not in EMPTY), f"nothing is measured: {name}"
-        took = await timed(lambda query=query: stores.ledger.records(query), ROUNDS * 4)  # type: ignore[misc]  # bound now
+        took = await timed(lambda query=query: stores.ledger.records(query), ROUNDS * 4)  # type: ignore[misc]  # binds the loop variable
         figures.append(marked(Figure(f"records {name}", "ms", max(took)), PAGE_MS))
     day = day_of(DAY)
     scopes = [Scope("day", day), Scope("month", day[:7]), Scope("agent", "a1")]
@@ -139,7 +139,7 @@ async def looking(stores: Stores, rows: int) -> list[Figure]:
 
 
 def fill(data_dir: Path, rows: int) -> None:
-    """As the ledger would have written them, a second apart, but all at once."""
+    """Writes records as the ledger does, a second apart in time, in one commit."""
     at = int(DAY.timestamp()) * 1_000_000
     with closing(sqlite3.connect(data_dir / "store.db")) as db, db:
         series = [(n, f"a{n % 2}", f"p{n % 4}", f"m{n}") for n in range(SERIES)]
@@ -159,12 +159,12 @@ async def measure(home: Path, calls: int, rows: int) -> list[Figure]:
     print(f"other load: {other_cores():.2f} cores", file=sys.stderr)
     figures = await to_thread.run_sync(message, home, calls // 5)
     async with open_store("embedded", home, clock=clock) as stores:
-        figures += await adding(stores, calls)
+        figures += await measure_metering(stores, calls)
     began = time.perf_counter()
     await to_thread.run_sync(fill, home, rows)
     print(f"{rows:,} rows in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     async with open_store("embedded", home, clock=clock) as stores:
-        return figures + await looking(stores, rows)
+        return figures + await measure_queries(stores, rows)
 
 
 def main() -> None:
@@ -176,7 +176,7 @@ def main() -> None:
     calls, rows = (5, 500) if args.micro else (300, 50_000) if args.quick else (2_000, 1_000_000)
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = anyio.run(measure, Path(home), calls, rows, backend_options={"use_uvloop": True})
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

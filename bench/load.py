@@ -1,9 +1,9 @@
-"""The load generator: sessions that send their next message when the last one is answered.
+"""The load generator: sessions that send their next message after the last answer.
 
     python -m bench.load --port PORT --sessions 32 --seconds 2 --pid PID
 
-Speaks the gateway's WebSocket wire as cheaply as it can be spoken. Prints what it saw as JSON, and
-the CPU time that the processes it was pointed at used meanwhile.
+It implements the gateway's WebSocket protocol with little CPU. Prints its measurements as JSON, and
+the CPU time of the given processes in that time.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import uvloop
 from bench.process import cpu_ns, tree
 
 TEXT = "Tell me something about the weather of tomorrow, and keep it short, for I am in a hurry."
-WORD = b"word"  # each token of the model server has it once
+WORD = b"word"  # occurs once in each token of the model server
 NEVER = 10**9
 MAX_ERRORS = 20
 QUIET_S = 60.0
@@ -30,7 +30,7 @@ QUIET_S = 60.0
 
 @dataclass(slots=True)
 class Seen:
-    """What a run of the load generator saw."""
+    """The measurements of a run of the load generator."""
 
     messages: int = 0
     errors: list[str] = field(default_factory=list)
@@ -41,8 +41,8 @@ class Seen:
     own_cpu_ms: float = 0.0
     round_trips_ms: list[float] = field(default_factory=list)
 
-    def told(self) -> dict[str, object]:
-        """Everything but the single round trips, of which quantiles are told."""
+    def summary(self) -> dict[str, object]:
+        """Returns the figures, with quantiles instead of the single round trips."""
         trips = sorted(self.round_trips_ms)
         rest = {key: value for key, value in asdict(self).items() if key != "round_trips_ms"}
         if trips:
@@ -56,7 +56,7 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 
 def client_frame(payload: bytes, *, opcode: int = 1) -> bytes:
-    """A whole masked frame. A mask of zeros is a mask, and costs us nothing."""
+    """Returns a masked frame. The mask is zero, so masking costs nothing."""
     size = len(payload)
     if size < 126:
         head = b"%c%c" % (0x80 | opcode, 0x80 | size)
@@ -66,7 +66,7 @@ def client_frame(payload: bytes, *, opcode: int = 1) -> bytes:
 
 
 def frames(buffer: bytes) -> Iterator[tuple[int, int, int]]:
-    """Opcode, start and end of each whole frame of a server in these bytes."""
+    """Yields opcode, start and end of each complete server frame in these bytes."""
     at, size = 0, len(buffer)
     while size - at >= 2:
         length, start = buffer[at + 1] & 0x7F, at + 2
@@ -83,7 +83,7 @@ def frames(buffer: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def upgrade(token: str | None) -> bytes:
-    """The request that opens a WebSocket."""
+    """Returns the request that opens a WebSocket."""
     key = base64.b64encode(secrets.token_bytes(16)).decode()
     auth = f"Authorization: Bearer {token}\r\n" if token else ""
     return (
@@ -94,7 +94,7 @@ def upgrade(token: str | None) -> bytes:
 
 
 class Session(asyncio.Protocol):
-    """One connection with one message at a time under way."""
+    """A connection with one message in flight."""
 
     def __init__(self, run: "Run", token: str | None) -> None:
         self._run, self._token = run, token
@@ -105,7 +105,7 @@ class Session(asyncio.Protocol):
         self.is_idle = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are asyncio's in all but name.
+        # uvloop's transports have asyncio's methods but not its base class.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.write(upgrade(self._token))
 
@@ -125,12 +125,12 @@ class Session(asyncio.Protocol):
             self._is_open = True
             self._run.opened()
         end = 0
-        for opcode, start, end in frames(data):  # where the last whole one ended
+        for opcode, start, end in frames(data):  # end of the last complete frame
             self._frame(opcode, data, start, end)
         self._buffer = data[end:]
 
     def send(self) -> None:
-        """The next message, or none if there are enough."""
+        """Sends the next message if one is left."""
         frame = self._run.next_frame()
         self.is_idle = frame is None
         if frame is not None:
@@ -156,7 +156,7 @@ class Session(asyncio.Protocol):
 
 
 class Run:
-    """All sessions together: how many messages there are still to send, and what was seen."""
+    """All sessions together: the number of messages left, and the measurements."""
 
     def __init__(self, sessions: int, frame: Callable[[int], bytes]) -> None:
         self.seen = Seen()
@@ -173,7 +173,7 @@ class Run:
         self.rest.clear()
 
     async def answers(self, messages: int) -> None:
-        """Waits until so many more are answered, while the sessions go on."""
+        """Waits for the given number of further answers, while the sessions continue."""
         self._enough_at = self.seen.messages + messages
         self.enough.clear()
         await self.enough.wait()
@@ -216,18 +216,18 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to send and for how long. `peers` 0: each session has one of its own."""
+    """The messages and the duration. `peers` 0: each session has its own peer."""
 
     port: int
     token: str | None = None
     sessions: int = 1
     seconds: float = 0.0
     messages: int = 0
-    warm_up: int = 1  # messages of each session before anything counts
+    warm_up: int = 1  # uncounted first messages of each session
     peers: int = 0
     name: str = "s"
     pid: int = 0
-    flowing: int = 0  # 1: `messages` are counted while the sessions go on before and after
+    flowing: int = 0  # 1: counts `messages` in the middle of an unbroken flow
 
 
 def message(peer: str, number: int) -> bytes:
@@ -237,7 +237,7 @@ def message(peer: str, number: int) -> bytes:
 
 
 def ask_once(port: int, token: str | None) -> float:
-    """One message without any event loop; gives the moment at which it was answered."""
+    """Sends one message without an event loop. Returns the time of its answer."""
     with socket.create_connection(("127.0.0.1", port), timeout=QUIET_S) as connection:
         connection.sendall(upgrade(token))
         _hear(connection, b"\r\n\r\n")
@@ -256,7 +256,7 @@ def _hear(connection: socket.socket, wanted: bytes) -> None:
 
 
 async def drive(plan: Plan) -> Seen:
-    """Runs the plan. Raises TimeoutError if answers stop to come."""
+    """Runs the plan. Raises TimeoutError if no more answers arrive."""
     loop = asyncio.get_running_loop()
     peers = plan.peers or plan.sessions
     run = Run(plan.sessions, lambda n: message(f"{plan.name}{n % peers}", n))
@@ -274,7 +274,7 @@ async def drive(plan: Plan) -> Seen:
     seen.cpu_ms = (cpu_ns(pids) - cpu) / 1e6
     seen.own_cpu_ms = (time.process_time_ns() - own) / 1e6
     seen.seconds = time.perf_counter() - began
-    run.seen = Seen()  # what comes in now is not counted
+    run.seen = Seen()  # later answers are not counted
     run.stop()
     run.is_over = True
     if plan.flowing or not plan.messages:
@@ -339,7 +339,7 @@ def main() -> None:
         "--flowing", type=int, default=0, help="1: count `messages` out of an unbroken flow"
     )
     args = parser.parse_args()
-    print(json.dumps(uvloop.run(drive(Plan(**vars(args)))).told()))
+    print(json.dumps(uvloop.run(drive(Plan(**vars(args)))).summary()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The marks that the gateway has to reach, and the table that says whether it does."""
+"""The marks of the gateway, and the table that compares figures with them."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -8,8 +8,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured figure. `limit` holds for the figure itself or, if `ratio`, for it against that
-    of the base, which is the floor unless `base` says otherwise."""
+    """A measured figure. `limit` applies to the figure or, if `ratio`, to its ratio to the base, which is
+    the floor unless `base` names another."""
 
     name: str
     unit: str
@@ -26,24 +26,24 @@ class Figure:
         return self.gateway / self.floor if self.floor else None
 
     @property
-    def judged(self) -> float | None:
-        """What is held against the mark."""
+    def compared(self) -> float | None:
+        """Returns the value that is compared with the mark."""
         return self.against_base if self.ratio else self.gateway
 
     @property
     def is_met(self) -> bool | None:
-        """None: there is no mark."""
-        if self.limit is None or self.judged is None:
+        """True if the mark is met; None without a mark."""
+        if self.limit is None or self.compared is None:
             return None
-        return self.judged >= self.limit if self.at_least else self.judged <= self.limit
+        return self.compared >= self.limit if self.at_least else self.compared <= self.limit
 
     @property
     def verdict(self) -> str:
-        if self.is_met is None or self.judged is None or not self.limit:
+        if self.is_met is None or self.compared is None or not self.limit:
             return ""
         if self.is_met:
             return "met"
-        return f"missed by {abs(self.judged - self.limit) / self.limit:.0%}"
+        return f"missed by {abs(self.compared - self.limit) / self.limit:.0%}"
 
     @property
     def mark(self) -> str:
@@ -61,15 +61,15 @@ HEAD = ("figure", "unit", "floor or base", "gateway", "ratio", "mark", "", "spre
 
 
 def table(figures: Iterable[Figure]) -> str:
-    """The figures as a table in Markdown."""
+    """Renders the figures as a Markdown table."""
     rows = [HEAD, *(_row(figure) for figure in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     lines = [_line(row, widths) for row in rows]
     return "\n".join([lines[0], _line(["-" * width for width in widths], widths), *lines[1:]])
 
 
-def tell(figures: Sequence[Figure], also_in: Path | None) -> None:
-    """Prints them; and as JSON into that file, if one is named."""
+def report(figures: Sequence[Figure], also_in: Path | None) -> None:
+    """Prints the figures, and writes them as JSON if a file is given."""
     print(table(figures))
     if also_in is not None:
         told = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]

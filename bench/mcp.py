@@ -1,9 +1,9 @@
-"""The benchmark of foreign tools: what a call over MCP costs through the gate, beside the bare SDK.
+"""The benchmark of MCP tools: the cost of a call through the gate and by the bare SDK.
 
     python -m bench.mcp [--quick] [--json FILE]
 
-Both call the same server, a process of its own, in rounds that alternate. The gate checks the
-arguments, finds the person's connection, says on whose behalf, and bounds and checks the result.
+Both call the same server, a separate process, in alternating rounds. The gate checks the
+arguments, finds the person's connection, adds the principal, and bounds and checks the result.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 
 import anyio
 import httpx2
-import jsonschema  # type: ignore[import-untyped]  # noqa: F401  # the SDK does it in the loop
+import jsonschema  # type: ignore[import-untyped]  # noqa: F401  # the SDK imports it inside the event loop
 from anyio import to_thread
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -43,7 +43,7 @@ from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
 from tests.fakes.store import open_memory
 
-WAYS = ("stdio", "http", "sessions")  # the last over HTTP too, in the version before
+WAYS = ("stdio", "http", "sessions")  # `sessions` is HTTP in the previous protocol version
 BASE = "bare SDK"
 COMMAND = [sys.executable, "-m", "bench.mcp_servers"]
 ARGUMENTS = '{"text":"hello"}'
@@ -71,7 +71,7 @@ MICRO = Sizes(rounds=1, calls=5, starts=1)
 
 @asynccontextmanager
 async def gated(definition: McpServerDef, folder: Path) -> AsyncIterator[Call]:
-    """Connected; gives a call through the gate."""
+    """Connects, and yields a call through the gate."""
     clock = SystemClock()
     gate = ToolGate([], schemas=SchemaChecks(), clock=clock)
     agent = AgentDef(AgentId("main"), "none", "m", tools=("mcp:bench",))
@@ -109,14 +109,14 @@ async def gated(definition: McpServerDef, folder: Path) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def bare(definition: McpServerDef) -> AsyncIterator[Call]:
-    """Connected and listed; gives a call of the SDK's own."""
+    """Connects and lists the tools, and yields a call of the SDK."""
     transport: Any
     async with AsyncExitStack() as stack:
         if definition.url is None:
             parameters = StdioServerParameters(command=COMMAND[0], args=list(definition.args))
             transport = stdio_client(parameters)
         else:
-            made = await to_thread.run_sync(httpx2.AsyncClient)  # it reads files
+            made = await to_thread.run_sync(httpx2.AsyncClient)  # reads files
             http = await stack.enter_async_context(made)
             transport = streamable_http_client(definition.url, http_client=http)
         client = await stack.enter_async_context(Client(transport, mode="auto", cache=None))
@@ -154,7 +154,7 @@ def figure(name: str, floor: list[float], gateway: list[float]) -> Figure:
 
 
 async def calls(definition: McpServerDef, sizes: Sizes, folder: Path) -> Both:
-    """Milliseconds of a call: the bare SDK's, and through the gate."""
+    """Returns milliseconds of a call by the bare SDK and through the gate."""
     took: Both = ([], [])
     async with bare(definition) as theirs, gated(definition, folder) as ours:
         for call in (theirs, ours):
@@ -166,7 +166,7 @@ async def calls(definition: McpServerDef, sizes: Sizes, folder: Path) -> Both:
 
 
 async def connects(definition: McpServerDef, sizes: Sizes, folder: Path) -> Both:
-    """Milliseconds until it is connected and has told its tools."""
+    """Returns milliseconds until a server is connected and its tools are listed."""
     took: Both = ([], [])
     for _ in range(sizes.starts):
         for side, opened in zip(took, (bare(definition), gated(definition, folder)), strict=True):
@@ -177,7 +177,7 @@ async def connects(definition: McpServerDef, sizes: Sizes, folder: Path) -> Both
 
 
 def memory(home: Path) -> Figure:
-    """After one turn; the server's own process is not in it."""
+    """Measures memory after one turn, without the process of the server."""
     server = LISTED.format(command=json.dumps(COMMAND[0]), path=json.dumps(str(Path.cwd())))
     none, one = (rss_mb(home / name, text) for name, text in (("none", ""), ("one", server)))
     return Figure("RSS of the gateway with one server", "MB", one, none, base="none")

@@ -1,8 +1,8 @@
-"""An MCP server with one tool that gives back what it got: the SDK's own.
+"""An MCP server of the official SDK with one echo tool.
 
     python -m bench.mcp_servers stdio | http | sessions
 
-Over HTTP it says its port in a line of JSON; `sessions` speaks the version before, which keeps them.
+Over HTTP it prints its port as a line of JSON; `sessions` uses the previous protocol version, which has sessions.
 """
 
 import json
@@ -64,7 +64,7 @@ async def over_http(*, is_legacy: bool) -> None:
         await manager.handle_request(scope, again, send)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio looks at proto
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio checks proto
         sys.stdout.write(json.dumps({"port": listener.getsockname()[1]}) + "\n")
         sys.stdout.flush()
         settings = uvicorn.Config(app, lifespan="off", log_config=None)

@@ -1,4 +1,4 @@
-"""What the scenarios of the benchmark of plugins have in common: an open sandbox, clocks and counts."""
+"""The common parts of the plugin benchmark's scenarios: an open sandbox, clocks and sizes."""
 
 import os
 import time
@@ -21,7 +21,7 @@ KB, MB = 1_000, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of the measurements."""
 
     rounds: int = 5
     calls: int = 1_000
@@ -41,7 +41,7 @@ MICRO = Sizes(rounds=1, calls=10, seconds=0.05, starts=1, many=20, spins=2, larg
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One open sandbox, and where its guests are written."""
+    """An open sandbox and the folder of its guests."""
 
     sandbox: Sandbox
     home: Path
@@ -52,7 +52,7 @@ class Bench:
 
 @asynccontextmanager
 async def opened(home: Path) -> AsyncIterator[Bench]:
-    """What is compiled is kept between one and the next."""
+    """Opens a sandbox with the compiled modules of earlier ones."""
     async with open_sandbox(home / "cache", ways.means()) as sandbox:
         yield Bench(sandbox, home)
 
@@ -66,7 +66,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 async def timed(call: Call, times: int) -> list[float]:
-    """Milliseconds of each."""
+    """Returns the milliseconds of each call."""
     took = []
     for _ in range(times):
         began = time.perf_counter()
@@ -82,22 +82,22 @@ async def at_once(count: int, call: Call) -> None:
 
 
 def worker() -> int:
-    """The process id of the one worker."""
+    """Returns the process id of the single worker."""
     for pid in tree(os.getpid())[1:]:
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended
             if b"gateway.sandbox.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
     raise RuntimeError("there is no worker")
 
 
 def rss_mb(pid: int) -> float:
-    """Without its children's."""
+    """Returns the RSS of a process without its children."""
     return (rss_kb(pid) - sum(rss_kb(child) for child in tree(pid)[1:])) / 1024
 
 
 @asynccontextmanager
 async def ticking() -> AsyncIterator[list[float]]:
-    """The gaps between the ticks of a loop that should tick every millisecond, in milliseconds."""
+    """Collects the gaps, in milliseconds, of a loop that should tick every millisecond."""
     gaps = [0.0]
 
     async def tick() -> None:

@@ -1,9 +1,9 @@
-"""Measures what facts cost in a small store and in a large one.
+"""Measures the cost of facts in a small and in a large store.
 
     python -m bench.memory [--quick] [--json FILE]
 
-In one process, on a fresh embedded store: a person's facts are added one at a time and looked for,
-first beside a thousand facts of others, then beside a million, in which the same words occur.
+In one process, on a fresh embedded store, it adds a person's facts one at a time and searches them,
+first with a thousand facts of other people in the store, then with a million, with the same words.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from statistics import median
 
 import anyio
 
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.measuring import quantile, rss_mb, timed
 from bench.process import other_cores
 from gateway.domain.facts import Claim, Erasure, FactQuery, FactView, SaidSource
@@ -35,7 +35,7 @@ THINGS = ("tea", "jazz", "chess", "Oslo", "sailing", "a dog called Luna", "blue"
 
 
 def a_claim(number: int, person: str) -> Claim:
-    """Every third one supersedes another."""
+    """Returns a claim; every third one supersedes another."""
     key = SessionKey(AgentId("a"), "c", "default", person)
     at = DAY + timedelta(seconds=number)
     is_one = number % 3 == 0
@@ -46,7 +46,7 @@ def a_claim(number: int, person: str) -> Claim:
 
 
 async def fill(facts: FactStore, first: int, beyond: int) -> None:
-    """As others are remembered, each person at once."""
+    """Adds facts of other people, one commit per person."""
     for start in range(first, beyond, A_PERSONS):
         numbers = range(start, min(start + A_PERSONS, beyond))
         claims = [a_claim(number, f"p{start}") for number in numbers]
@@ -55,7 +55,7 @@ async def fill(facts: FactStore, first: int, beyond: int) -> None:
 
 
 async def measured(facts: FactStore, person: str, times: int) -> Mapping[str, list[float]]:
-    """Milliseconds of each call about a new person."""
+    """Returns the milliseconds of each call for a new person."""
     numbers, view = count(), FactView(scope=person)
 
     async def add() -> None:
@@ -77,7 +77,7 @@ async def measured(facts: FactStore, person: str, times: int) -> Mapping[str, li
     }
     took = {}
     for name, ask in asked.items():
-        took[name] = await timed(ask, times)  # type: ignore[arg-type]  # whatever it gives
+        took[name] = await timed(ask, times)  # type: ignore[arg-type]  # any result
     return took
 
 
@@ -119,7 +119,7 @@ def main() -> None:
     sizes = (1_500, 5) if args.micro else (50_000, 500) if args.quick else (1_000_000, 1_000)
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = anyio.run(measure, Path(home), *sizes, backend_options={"use_uvloop": True})
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

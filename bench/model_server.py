@@ -1,4 +1,4 @@
-"""A mock model server for both wires in a process of its own: prebuilt bytes, never the bottleneck.
+"""A mock model server for both wires, a separate process: it sends prebuilt bytes and is never the bottleneck.
 
     python -m bench.model_server --port 0 --latency-ms 0 --tokens 20 --chunk-interval-ms 0
 
@@ -32,7 +32,7 @@ def openai_events(
     finish: str | None = None,
     done: bool = True,
 ) -> list[bytes]:
-    """The events of a streamed chat completion, one text piece each."""
+    """Returns the events of a streamed chat completion, one text piece each."""
     head = {"id": "chatcmpl-mock", "object": "chat.completion.chunk", "created": 0, "model": MODEL}
 
     def event(delta: object, finish_reason: str | None = None) -> bytes:
@@ -63,7 +63,7 @@ def anthropic_events(
     finish: str | None = None,
     done: bool = True,
 ) -> list[bytes]:
-    """The events of a streamed message, one text piece each."""
+    """Returns the events of a streamed message, one text piece each."""
     told = usage or (0, 0)
     blocks: list[tuple[dict[str, object], list[dict[str, object]]]] = []
     if thinking:
@@ -103,7 +103,7 @@ def _named(type: str, **fields: object) -> bytes:
 
 
 def openai_whole(text: str, *, calls: Sequence[Call] = (), usage: tuple[int, int] = USAGE) -> bytes:
-    """A chat completion that is not streamed."""
+    """Returns a chat completion that is not streamed."""
     message: dict[str, object] = {"role": "assistant", "content": text or None}
     if calls:
         message["tool_calls"] = [
@@ -127,7 +127,7 @@ def _counted(usage: tuple[int, int]) -> dict[str, int]:
 def anthropic_whole(
     text: str, *, calls: Sequence[Call] = (), usage: tuple[int, int] = USAGE
 ) -> bytes:
-    """A message that is not streamed."""
+    """Returns a message that is not streamed."""
     content: list[dict[str, object]] = [{"type": "text", "text": text}] if text else []
     content += [
         {"type": "tool_use", "id": id, "name": name, "input": json.loads(arguments)}
@@ -146,7 +146,7 @@ def anthropic_whole(
 
 
 def http_head(status: int, content_type: str, *, length: int | None = None) -> bytes:
-    """The head of an HTTP/1.1 answer; chunked unless its length is given."""
+    """Returns the head of an HTTP/1.1 answer, chunked unless a length is given."""
     size = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
     return f"HTTP/1.1 {status} -\r\ncontent-type: {content_type}\r\n{size}\r\n\r\n".encode()
 
@@ -160,18 +160,18 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every request is answered with."""
+    """The answer to every request."""
 
     latency_s: float
     tokens: int
     interval_s: float
     tool_every: int = 0  # 0: never
-    tool_calls: int = 0  # asks for a tool until a request holds so many results
-    arguments: str = "{}"  # of a tool call
+    tool_calls: int = 0  # requests tools until a request has this number of results
+    arguments: str = "{}"  # the arguments of a tool call
 
 
 class Answers:
-    """Everything that can be said, as bytes, built once."""
+    """All possible answers as bytes, built once."""
 
     def __init__(self, plan: Plan) -> None:
         words = [f"word{n} " for n in range(plan.tokens)]
@@ -200,7 +200,7 @@ def _json(body: bytes) -> bytes:
 
 
 class Counts:
-    """What `GET /stats` tells."""
+    """The counts of `GET /stats`."""
 
     def __init__(self) -> None:
         self.requests = self.open = self.open_max = 0
@@ -217,7 +217,7 @@ class Counts:
 
 
 class ModelProtocol(asyncio.Protocol):
-    """One connection: requests one after the other, each answered by the plan."""
+    """A connection with successive requests, answered by the plan."""
 
     def __init__(self, plan: Plan, answers: Answers, counts: Counts) -> None:
         self._plan, self._answers, self._counts = plan, answers, counts
@@ -227,7 +227,9 @@ class ModelProtocol(asyncio.Protocol):
         self._is_answering = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class, same methods
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop has a class of its own with the same methods
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -290,7 +292,7 @@ class ModelProtocol(asyncio.Protocol):
 
     def _ended(self) -> None:
         if self._transport is None:
-            return  # counted when the connection was lost
+            return  # counted in connection_lost
         self._is_answering = False
         self._counts.open -= 1
         if self._buffer:
@@ -316,7 +318,7 @@ def _is_tool_due(plan: Plan, body: bytes, number: int) -> bool:
 
 
 def _after_tool(body: bytes) -> bool:
-    """Whether the last message is a tool's result: then the model has to answer."""
+    """True if the last message is a tool result, after which the model answers."""
     result = max(body.rfind(b'"role":"tool"'), body.rfind(b'"type":"tool_result"'))
     return result > max(body.rfind(b'"role":"user","content":"'), body.rfind(b'"type":"text"'))
 
@@ -338,7 +340,7 @@ def _asks_tool(wire: bytes, call: Call, *, streamed: bool) -> bytes:
 
 
 async def serve(plan: Plan, host: str, port: int) -> None:
-    """Serves until the process is told to end."""
+    """Serves until the process gets a signal."""
     answers, counts = Answers(plan), Counts()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(

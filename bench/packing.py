@@ -1,11 +1,11 @@
-"""Measures what it costs to make up what a model is shown, in a small store and in a large one.
+"""Measures the cost of packing a request, in a small and in a large store.
 
     python -m bench.packing [--quick] [--json FILE]
 
-On a fresh embedded store: the window read anew, what the question brings to mind, and all of it packed
-within the agent's allowance. The same questions, in turns: of a person of a thousand facts and a
-session of a thousand messages, of one who has a million facts, and of one of a thousand facts beside
-these, both in sessions of 100,000 messages.
+On a fresh embedded store, it reads the window again, recalls facts and turns for the question, and packs all of
+it within the agent's allowance. The same questions alternate between a person with a thousand facts and a
+session of a thousand messages, a person with a million facts, and a person with a thousand facts in the same
+store, the last two in sessions of 100,000 messages.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from statistics import median
 import anyio
 
 from bench.conversations import BEGIN, TOPICS, conversation
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.measuring import rss_mb, spread, timed
 from bench.process import other_cores
 from bench.recall import key_of, long_talk, say
@@ -58,7 +58,7 @@ def cases(facts: int, messages: int) -> tuple[Case, ...]:
 
 
 async def learn(stores: Stores, case: Case) -> None:
-    """Of what the conversations are about, again and again: each word is in many facts."""
+    """Adds facts about the topics of the conversations, so that each word is in many facts."""
     things = [(noun, value) for nouns, values in TOPICS for noun, value in product(nouns, values)]
     key, source = case.key, SaidSource("elsewhere", case.key, BEGIN, "as I said", case.key.peer)
     first = Claim(
@@ -83,7 +83,7 @@ async def packed(stores: Stores, key: SessionKey, question: str) -> Context:
 
 
 async def measured(stores: Stores, cases: tuple[Case, ...]) -> Mapping[str, list[float]]:
-    """Milliseconds, a median a round."""
+    """Returns milliseconds, one median per round."""
     questions = [question.text for question in conversation(0).questions]
     took: dict[str, list[float]] = {case.name: [] for case in cases}
     for _ in range(ROUNDS):
@@ -129,7 +129,7 @@ def main() -> None:
     sizes = (1_500, 1_500) if args.micro else quick if args.quick else full
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = anyio.run(measure, Path(home), *sizes, backend_options={"use_uvloop": True})
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

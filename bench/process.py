@@ -1,4 +1,4 @@
-"""Processes of a benchmark: started, asked for their CPU time and memory, and ended."""
+"""Starts and ends the processes of a benchmark, and reads their CPU time and memory."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ END_WITHIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process that said where it listens."""
+    """A process that has printed its port."""
 
     pid: int
     port: int
@@ -22,7 +22,7 @@ class Started:
 
 @contextmanager
 def started(command: Sequence[str], *, find_port: Callable[[str], int | None]) -> Iterator[Started]:
-    """Runs it until the context is left. Raises RuntimeError if it ends without naming its port."""
+    """Runs a process until the context ends. Raises RuntimeError if it ends without printing its port."""
     with TemporaryFile("w+") as complaints:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True)
         try:
@@ -54,22 +54,22 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all that it started and that still live."""
+    """Returns a process and its live descendants."""
     pids = [pid]
-    for known in pids:  # grows while it is walked
+    for known in pids:  # grows during the iteration
         for children in Path(f"/proc/{known}/task").glob("*/children"):
             pids += [int(child) for child in children.read_text().split()]
     return pids
 
 
 def cpu_ns(pids: Sequence[int]) -> int:
-    """CPU time that these processes have used so far, finished threads included."""
-    # Linux' clock of another process: the inverted id, shifted, and 2 for the scheduler's clock.
+    """Returns the CPU time of these processes, finished threads included."""
+    # Linux' clock id of another process: the inverted pid, shifted, and 2 for the scheduler's clock.
     return sum(time.clock_gettime_ns((~pid << 3) | 2) for pid in pids)
 
 
 def rss_kb(pid: int) -> int:
-    """Memory that a process and its children hold."""
+    """Returns the memory of a process and its children."""
     total = 0
     for each in tree(pid):
         for line in Path(f"/proc/{each}/status").read_text().splitlines():
@@ -79,7 +79,7 @@ def rss_kb(pid: int) -> int:
 
 
 def other_cores(seconds: float = 0.3) -> float:
-    """How many cores are busy now: measured while none of our processes works, this is noise."""
+    """Returns the number of busy cores; noise if measured while no process of the benchmark works."""
     before, began = _busy_ticks(), time.perf_counter()
     time.sleep(seconds)
     return (_busy_ticks() - before) / 100 / (time.perf_counter() - began)

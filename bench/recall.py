@@ -1,11 +1,11 @@
-"""Measures how much of what was said is found again, and what that costs in long sessions.
+"""Measures the quality of recall, and its cost in long sessions.
 
     python -m bench.recall [--quick] [--json FILE]
 
-On a fresh embedded store. Conversations are made up (bench/conversations.py) with questions whose
-answers are known turns; recall@10 is the share of these among the first ten. Beside it, in the same
-run: FTS5's own BM25 over single turns, with the same words, and, if `wordllama` is installed,
-vectors of single turns.
+It uses a fresh embedded store and generated conversations (bench/conversations.py), with questions whose
+answers are known turns; recall@10 is the share of these among the first ten results. The same run measures
+FTS5's BM25 on single turns with the same words and, if `wordllama` is installed, vectors of single
+turns.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import Any
 import anyio
 
 from bench.conversations import BEGIN, TOPICS, Conversation, Said, conversation
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.measuring import spread, timed
 from bench.process import other_cores
 from gateway.domain.facts import Claim, fact_view, scope_of, words_of
@@ -36,7 +36,7 @@ from gateway.store.opening import open_store
 
 FOUND = 10
 AGAINST_BM25, AGAINST_SHORT, LONG_MS = 1.15, 1.5, 5.0
-AT_ONCE = 500  # messages a commit
+AT_ONCE = 500  # messages per commit
 SHORT, ROUNDS = 1_000, 9
 
 Find = Callable[[str], Awaitable[Sequence[int]]]
@@ -51,7 +51,7 @@ def name_of(key: SessionKey, number: int) -> NodeId:
 
 
 async def say(stores: Stores, key: SessionKey, turns: Sequence[Said]) -> None:
-    """As runs would leave them, but many at once."""
+    """Stores messages as runs do, many per commit."""
     head = None
     for start in range(0, len(turns), AT_ONCE):
         run = RunId(f"{key.peer}-run-{start}")
@@ -127,11 +127,11 @@ def plain_bm25(made: Conversation, db: sqlite3.Connection) -> Find:
 
 async def vectors(many: int, ours: float) -> list[Figure]:
     try:
-        import wordllama  # type: ignore[import-not-found]  # noqa: PLC0415  # optional, see above
+        import wordllama  # type: ignore[import-not-found]  # noqa: PLC0415  # optional
     except ImportError:
         print("wordllama is not installed, so vectors are not compared", file=sys.stderr)
         return []
-    # It looks for its own weights where they are not, and then asks the network.
+    # It searches a wrong path for its weights, and then downloads them.
     here = Path(wordllama.__file__).parent
     llama, shares = wordllama.WordLlama.load(cache_dir=here, disable_download=True), []
     for seed in range(many):
@@ -147,7 +147,7 @@ async def vectors(many: int, ours: float) -> list[Figure]:
 
 
 async def cost(stores: Stores, long: int) -> list[Figure]:
-    """The same questions in a short session and in a long one, in turns."""
+    """Measures the same questions in a short and in a long session, alternating."""
     recall = Recall(stores.facts)
     questions = [question.text for question in conversation(0).questions]
     keys = {length: key_of(number) for number, length in enumerate((SHORT, long), 1000)}
@@ -172,7 +172,7 @@ async def _ask(recall: Recall, asked: Iterator[str], key: SessionKey) -> object:
 
 
 async def learn(stores: Stores, key: SessionKey) -> None:
-    """A few things of each topic, so that facts have their part in it."""
+    """Adds a few facts of each topic, so that recall includes facts."""
     claims = [
         Claim("user", f"{noun}_{number}", value, functional=True, valid_from=BEGIN, session_key=key)
         for nouns, values in TOPICS
@@ -207,7 +207,7 @@ def main() -> None:
     many, long = (1, 2_000) if args.micro else (3, 20_000) if args.quick else (10, 100_000)
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = anyio.run(measure, Path(home), many, long, backend_options={"use_uvloop": True})
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

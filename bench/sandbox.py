@@ -1,8 +1,8 @@
-"""The benchmark of plugins: a call's whole way beside the same component without the gateway.
+"""The benchmark of plugins: a whole call against the same component without the gateway.
 
     python -m bench.sandbox [--quick] [--only SCENARIO] [--json FILE]
 
-The ways alternate within one run; every figure is the median of its rounds unless it says otherwise.
+The ways alternate within one run; every figure is the median of its rounds unless its name says otherwise.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import anyio
 import anyio.lowlevel
 
 from bench import guests, ways
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.measuring import (
     KB,
     MB,
@@ -43,13 +43,13 @@ from bench.measuring import (
 from bench.process import other_cores
 
 SPIN_S = 0.2
-LONG = guests.SPINS_FROM  # an argument of so many characters makes a spinner spin
+LONG = guests.SPINS_FROM  # characters of an argument that makes a spinner spin
 _JUDGED = "host's share p99, 1 KB"
-AT_ONCE = 8  # calls of one plugin that run at once; more of them wait
+AT_ONCE = 8  # concurrent calls of one plugin; others wait
 
 
 async def whole_way(sizes: Sizes, home: Path) -> list[Figure]:
-    """One caller. A round of each way follows a round of the other: all meet the same noise."""
+    """Measures one caller. Rounds of the ways alternate, so that all have the same noise."""
     calls: dict[str, Call] = {
         "stock": _here(ways.raw_call(is_stock=True)),
         "raw": _here(ways.raw_call(is_stock=False)),
@@ -86,7 +86,7 @@ async def whole_way(sizes: Sizes, home: Path) -> list[Figure]:
 
 
 def _here(call: Callable[[str], object]) -> Call:
-    """A call in this process, which takes what a guest is given."""
+    """Measures a call in this process with the input of a guest."""
     text = ways.asked(KB)
 
     async def run() -> None:
@@ -96,7 +96,7 @@ def _here(call: Callable[[str], object]) -> Call:
 
 
 def _against(middles: Mapping[str, Sequence[float]]) -> Iterator[Figure]:
-    """The whole way beside the others."""
+    """Compares the whole way with the others."""
     mine = median(middles["ours"])
     whole = Figure("whole way, 1 KB", "us", mine, spread=spread(middles["ours"]))
     raw, stock = median(middles["raw"]), median(middles["stock"])
@@ -116,7 +116,7 @@ def tails(what: str, size: str, rounds: Sequence[Sequence[float]]) -> Iterator[F
 
 
 async def throughput(sizes: Sizes, home: Path) -> list[Figure]:
-    """Callers that ask again as soon as they have their answer; 8 calls of one plugin run at once."""
+    """Measures callers that call again after each answer; 8 calls of one plugin run at a time."""
     found = []
     async with opened(home) as bench:
         ours = await bench.gated("echo", guests.ECHO)
@@ -144,7 +144,7 @@ async def _rate(ours: ways.Gated, callers: int, seconds: float) -> float:
 
 
 async def host_calls(sizes: Sizes, home: Path) -> list[Figure]:
-    """What one `store.get` costs, with a store that takes no time."""
+    """Measures a `store.get` with a store that takes no time."""
     more = 100
     async with opened(home) as bench:
         granted = {"granted": "store:bench"}
@@ -159,7 +159,7 @@ async def host_calls(sizes: Sizes, home: Path) -> list[Figure]:
 
 
 async def starts(sizes: Sizes, home: Path) -> list[Figure]:
-    """From nothing to a plugin that can be called, its compiled form being there already."""
+    """Measures the start of a worker and the load of a plugin that is compiled already."""
     async with opened(home) as bench:
         await bench.gated("echo", guests.ECHO)
     ready, loads, idle = [], [], []
@@ -178,7 +178,7 @@ async def starts(sizes: Sizes, home: Path) -> list[Figure]:
 
 
 async def memory(sizes: Sizes, home: Path) -> list[Figure]:
-    """What is left after many calls; after a tenth of them as a warm-up."""
+    """Measures memory growth over many calls, after a tenth of them as a warm-up."""
     found = []
     async with opened(home) as bench:
         for kind, wasm in (("calls", guests.ECHO), ("trapping calls", guests.trapper())):
@@ -205,7 +205,7 @@ async def _calls(guest: ways.Gated, count: int) -> None:
 
 
 async def spinning(sizes: Sizes, home: Path) -> list[Figure]:
-    """Guests that never end: when the error comes, and what others notice meanwhile."""
+    """Measures guests that never end: the time of the error, and the effect on other calls."""
     late: dict[int, list[float]] = {1: [], AT_ONCE: []}
     beside: list[float] = []
     async with opened(home) as bench:
@@ -229,7 +229,7 @@ def _lateness(late: Mapping[int, Sequence[float]]) -> Iterator[Figure]:
         yield marked(Figure(name, "ms", max(found)), 250)
 
 
-Pair = tuple[Sequence[float], Sequence[float]]  # without spinning guests, and beside them
+Pair = tuple[Sequence[float], Sequence[float]]  # without and with spinning guests
 
 
 def _noticed(gaps: Pair, calls: Pair) -> Iterator[Figure]:
@@ -265,7 +265,7 @@ async def _timed_within(good: ways.Gated, seconds: float) -> list[float]:
 
 
 async def compiling(sizes: Sizes, home: Path) -> list[Figure]:
-    """The loop while a large component is compiled for the first time."""
+    """Measures the event loop during the first compilation of a large component."""
     file, stalls, took = home / "large.wasm", [], []
     guests.large(sizes.large, file)
     async with opened(home) as bench:
@@ -287,12 +287,12 @@ async def compiling(sizes: Sizes, home: Path) -> list[Figure]:
 
 
 def _custom(number: int) -> bytes:
-    """A section that changes a component's hash and nothing else."""
+    """Returns a section that changes only the hash of a component."""
     return bytes([0, 2, 1, number])
 
 
 async def endings(sizes: Sizes, home: Path) -> list[Figure]:
-    """Cancelled callers, and a worker that is killed in the middle of 50 calls."""
+    """Measures cancelled callers, and a worker that is killed during 50 calls."""
     async with opened(home) as bench:
         spinner = await bench.gated("spinner", guests.spinner())
         freed = [await _freed_ms(spinner) for _ in range(sizes.kills)]
@@ -310,7 +310,7 @@ async def endings(sizes: Sizes, home: Path) -> list[Figure]:
 
 
 async def _freed_ms(spinner: ways.Gated) -> float:
-    """All places of a plugin spin and are cancelled: until the one that waits has its answer."""
+    """Returns the time until a waiting caller has its answer after all running calls are cancelled."""
     async with anyio.create_task_group() as waiting, anyio.create_task_group() as group:
         for _ in range(AT_ONCE):
             group.start_soon(spinner.call, LONG)
@@ -323,7 +323,7 @@ async def _freed_ms(spinner: ways.Gated) -> float:
 
 
 async def _killed(good: ways.Gated) -> tuple[int, int, float]:
-    """How many of 50 calls came back, how many failed, and milliseconds to the next answer."""
+    """Returns the numbers of results and errors of 50 calls, and milliseconds to the next answer."""
     ends: list[tuple[float, bool]] = []
 
     async def call() -> None:
@@ -359,7 +359,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 async def measure(
     sizes: Sizes, home: Path, scenarios: Sequence[Scenario] = SCENARIOS
 ) -> list[Figure]:
-    """All scenarios one after another."""
+    """Runs all scenarios."""
     figures = []
     for scenario in scenarios:
         print(f"{scenario.__name__}: other load: {other_cores():.2f} cores", file=sys.stderr)
@@ -384,7 +384,7 @@ def main() -> None:
         figures = anyio.run(
             measure, sizes, Path(home), scenarios, backend_options={"use_uvloop": True}
         )
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

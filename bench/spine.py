@@ -1,4 +1,4 @@
-"""The benchmark of a message's whole way: the gateway beside the floor, in the same run.
+"""The benchmark of a whole message: the gateway against the floor, in the same run.
 
     python -m bench.spine [--quick] [--json FILE]
 
@@ -22,7 +22,7 @@ import anyio
 from bench import targets
 from bench.conversations import BEGIN, Said
 from bench.load import TEXT, ask_once
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.process import Started, other_cores, rss_kb
 from bench.recall import key_of, say
 from bench.targets import ModelPlan, load
@@ -30,12 +30,12 @@ from gateway.host.clock import SystemClock
 from gateway.store.opening import open_store
 
 Seen = dict[str, Any]
-Runs = tuple[list[Seen], list[Seen]]  # the floor's, the gateway's
+Runs = tuple[list[Seen], list[Seen]]  # of the floor, of the gateway
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of the measurements."""
 
     rounds: int = 5
     seconds: float = 2.0
@@ -47,7 +47,7 @@ class Sizes:
     cold_starts: int = 5
     many_sessions: int = 10_000
     turns: Sequence[int] = (10, 1_000, 10_000)
-    messages: int = 100_000  # of others, in the store
+    messages: int = 100_000  # messages of other sessions in the store
 
 
 QUICK = Sizes(
@@ -75,19 +75,19 @@ MICRO = Sizes(
 )
 SLOW_MS = 300.0
 SLOW_SESSIONS = 256
-THEORY = SLOW_SESSIONS / (SLOW_MS / 1000)  # messages a second if nothing but the model took time
+THEORY = SLOW_SESSIONS / (SLOW_MS / 1000)  # messages a second if only the model took time
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The floor and the gateway before one model server."""
+    """The floor and the gateway with one model server."""
 
     model: Started
     floor: Started
     gateway: Started
 
     def rounds(self, count: int, **options: int | float | str) -> Runs:
-        """Alternates between the two, so that both meet the same noise."""
+        """Alternates between the two, so that both have the same noise."""
         floor, gateway = [], []
         for _ in range(count):
             floor.append(_load(self.floor, **options))
@@ -128,7 +128,7 @@ def rate(seen: Seen) -> float:
 
 
 def messages(sizes: Sizes, home: Path) -> Iterator[Figure]:
-    """Short replies from a model that takes no time: all that is left is the gateway's own."""
+    """Measures short replies from a model that takes no time, so the time is the gateway's own."""
     with pair(ModelPlan(), home) as both:
         yield marked(Figure("idle RSS", "MB", rss_kb(both.gateway.pid) / 1024), 80)
         for sessions in sizes.sessions:
@@ -146,10 +146,10 @@ def messages(sizes: Sizes, home: Path) -> Iterator[Figure]:
 
 
 def slow_model(sizes: Sizes, home: Path) -> Iterator[Figure]:
-    """A model that takes its time: whoever holds calls back loses all of it."""
+    """Measures throughput with a slow model; a call that is held back loses the model's time."""
     with pair(ModelPlan(latency_ms=SLOW_MS), home) as both:
         runs: Runs = ([], [])
-        # Whole waves: a span of time would cut the last one off.
+        # Counts whole waves: a fixed time would cut off the last one.
         waves = round(sizes.slow_seconds / (SLOW_MS / 1000))
         options: dict[str, Any] = {"sessions": SLOW_SESSIONS, "messages": waves * SLOW_SESSIONS}
         options |= {"flowing": 1, "warm_up": 3}
@@ -164,7 +164,7 @@ def slow_model(sizes: Sizes, home: Path) -> Iterator[Figure]:
 
 
 def tokens(sizes: Sizes, home: Path) -> Iterator[Figure]:
-    """Long replies, a token a read: what a token costs on its way through."""
+    """Measures the cost of a token with long replies and one token per read."""
     for streams, interval_ms in ((1, 2.0), (32, 10.0)):
         plan = ModelPlan(tokens=sizes.tokens, interval_ms=interval_ms)
         with pair(plan, home / str(streams)) as both:
@@ -176,7 +176,7 @@ def tokens(sizes: Sizes, home: Path) -> Iterator[Figure]:
 
 
 def cold_starts(sizes: Sizes, home: Path) -> Iterator[Figure]:
-    """From the start of the process to the whole answer to its first message."""
+    """Measures the time from the start of the process to the end of its first answer."""
     with targets.model(ModelPlan()) as model:
 
         def floor(at: Path) -> float:
@@ -212,7 +212,7 @@ def _took(command: Sequence[str]) -> float:
 
 
 def many_sessions(sizes: Sizes, home: Path) -> Iterator[Figure]:
-    """One message each: what the gateway keeps of a session when nothing is under way."""
+    """Measures the memory per idle session, with one message each."""
     count = sizes.many_sessions
     with (
         targets.model(ModelPlan()) as model,
@@ -229,7 +229,7 @@ def many_sessions(sizes: Sizes, home: Path) -> Iterator[Figure]:
 
 
 def growth(sizes: Sizes, home: Path) -> Iterator[Figure]:
-    """What a turn costs late in a session, against one early in a session of the same process."""
+    """Measures a late turn of a session against an early turn of a session in the same process."""
     first, *later = sizes.turns
     with (
         targets.model(ModelPlan()) as model,
@@ -258,7 +258,7 @@ def growth(sizes: Sizes, home: Path) -> Iterator[Figure]:
 
 
 def _early(server: Started, turn: int, number: int) -> float:
-    """The turns around `turn` of a new session."""
+    """Measures the turns around `turn` of a new session."""
     name = f"new{number}x"
     _load(server, sessions=1, warm_up=0, messages=turn - 5, name=name)
     return _turn_ms(server, messages=10, name=name)
@@ -268,13 +268,13 @@ def _turn_ms(server: Started, **options: Any) -> float:
     return cpu_per_message(_load(server, sessions=1, warm_up=0, **options))
 
 
-TALK = 400  # messages of each other session
-ASKED = 200  # turns of each session before it is measured
+TALK = 400  # messages per other session
+ASKED = 200  # warm-up turns per session
 
 
 def crowded(sizes: Sizes, home: Path) -> Iterator[Figure]:
-    """What a turn costs in a store that holds much that others said in the same words, against one
-    in a small store; in sessions that ask what they asked before, so that it is recalled."""
+    """Measures a turn in a store with many messages of others with the same words, against a turn in a
+    small store. The sessions repeat earlier questions, so that turns are recalled."""
     data = home / "crowded" / "data"
     data.mkdir(parents=True)
     anyio.run(_fill, data, sizes.messages)
@@ -326,7 +326,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 def measure(
     sizes: Sizes, home: Path, scenarios: Sequence[Scenario] = SCENARIOS
 ) -> Iterator[Figure]:
-    """All scenarios one after another; those of size nothing are left out."""
+    """Runs all scenarios except those of size 0."""
     wanted: dict[Scenario, float] = {
         slow_model: sizes.slow_seconds,
         tokens: sizes.tokens,
@@ -355,7 +355,7 @@ def main() -> None:
     scenarios = [s for s in SCENARIOS if not args.only or s.__name__ in args.only]
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = list(measure(sizes, Path(home), scenarios))
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is measured: the model server, the floor and the gateway, each a process of its own."""
+"""The measured processes: the model server, the floor and the gateway."""
 
 import json
 import re
@@ -38,7 +38,7 @@ scopes = ["chat"]
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """How the model server answers."""
+    """The plan of the model server."""
 
     tokens: int = 20
     latency_ms: float = 0.0
@@ -80,7 +80,7 @@ def gateway(
 def gateway_command(
     model_port: int, data_dir: Path, *, program: Sequence[str] = (), config: str = CONFIG
 ) -> list[str]:
-    """The real command, or `program`, with a data directory that is fresh unless it was filled
+    """Returns the real command, or `program`, with its data directory, which is fresh unless it was filled
     before."""
     data_dir.mkdir(parents=True, exist_ok=True)
     file = data_dir / "bench.toml"
@@ -93,7 +93,7 @@ def gateway_command(
 
 
 def exogate() -> list[str]:
-    """The installed command of this very interpreter."""
+    """Returns the installed command of this interpreter."""
     return [str(Path(sys.executable).with_name("exogate"))]
 
 
@@ -107,7 +107,7 @@ def port_in_json(line: str) -> int | None:
 
 
 def load(server: Started, *, sessions: int, **options: int | float | str) -> dict[str, Any]:
-    """One run of the load generator. Raises CalledProcessError."""
+    """Runs the load generator. Raises CalledProcessError."""
     command = [sys.executable, "-m", "bench.load", "--port", str(server.port), "--token", TOKEN]
     command += ["--sessions", str(sessions), "--pid", str(server.pid)]
     for name, value in options.items():
@@ -118,7 +118,7 @@ def load(server: Started, *, sessions: int, **options: int | float | str) -> dic
 
 
 def stats(model: Started) -> dict[str, int]:
-    """What the model server counted."""
+    """Returns the counts of the model server."""
     with urlopen(f"http://127.0.0.1:{model.port}/stats", timeout=10) as answer:
         told: dict[str, int] = json.load(answer)
     return told

@@ -1,8 +1,8 @@
-"""The benchmark of traces: what a message costs when each run is traced, beside one that is not.
+"""The benchmark of traces: the cost of a message with and without tracing.
 
     python -m bench.traces [--quick] [--json FILE]
 
-Two gateways run side by side, one of them with a collector that takes all spans. Rounds alternate.
+It runs two gateways, one of them with a collector that accepts all spans. Rounds alternate.
 """
 
 import http.server
@@ -23,7 +23,7 @@ from bench.targets import ModelPlan
 BASE = "the same gateway without traces"
 TRACED = targets.CONFIG + '\n[observability]\notlp_endpoint = "http://127.0.0.1:{collector}"\n'
 COLLECT = "collect"
-MOST = 1.15  # times the cost without
+MOST = 1.15  # times the cost without tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ MICRO = Sizes(rounds=1, seconds=0.3)
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
-    """Takes whatever it is sent."""
+    """Accepts every request."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -46,7 +46,7 @@ class Collector(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 def collect() -> None:

@@ -1,12 +1,12 @@
-"""Compares a tick of a 40-node tree with py_trees', in one run and one process.
+"""Compares a tick of a 40-node tree with a tick of py_trees, in one run and one process.
 
     python -m bench.trees [--rounds 7] [--seconds 0.2]
 
-Needs `pip install py_trees==2.6.0`, which the project itself does not. Both run the same tree in the
-same process, a round of the one after a round of the other; leaves do nothing but answer.
+Needs `pip install py_trees==2.6.0`, which is not a dependency of the project. Both run the same tree in
+the same process in alternating rounds; the leaves only answer.
 
-- waiting: the tick of an agent that waits for its model. Everything above the leaf was done before,
-  a reactive guard is asked again, the leaf says RUNNING.
+- waiting: the tick of an agent that waits for its model. The nodes before the leaf have ended, a
+  reactive guard is evaluated again, the leaf is RUNNING.
 - through: every node is ticked and succeeds, and the tree is reset.
 """
 
@@ -22,7 +22,7 @@ from gateway.control.trees.engine import Child, NodePlan, Run, TickStatus, TreeH
 from gateway.control.trees.loading import load
 from gateway.control.trees.nodes import NODES, LeafCall
 
-Shape = tuple[Any, ...]  # kind and children; a leaf is a name
+Shape = tuple[Any, ...]  # kind and children, or the name of a leaf
 MARK = 10.0
 NO_PY_TREES = (
     "py_trees is not installed, so ticks are not compared with it; "
@@ -35,7 +35,7 @@ def leaves(first: int, count: int) -> list[str]:
     return [f"a{first + number}" for number in range(count)]
 
 
-# The shape of an agent's loop: set-up, then a guarded turn that asks the model and branches.
+# The shape of an agent's loop: set-up, then a guarded turn that calls the model and branches.
 SHAPE: Shape = (
     "sequence",
     *leaves(0, 8),
@@ -94,7 +94,7 @@ def theirs(case: str) -> Callable[[], object]:
         TickStatus.FAILURE: py_trees.common.Status.FAILURE,
     }
 
-    class Leaf(py_trees.behaviour.Behaviour):  # type: ignore[misc]  # has no types
+    class Leaf(py_trees.behaviour.Behaviour):  # type: ignore[misc]  # no types
         def __init__(self, name: str) -> None:
             super().__init__(name)
             self.answer = statuses[answer(name, case)]
@@ -119,7 +119,7 @@ def theirs(case: str) -> Callable[[], object]:
 
 
 def microseconds(tick: Callable[[], object], seconds: float) -> float:
-    """A tick's time, over as many as take about so long: short rounds measure the neighbours."""
+    """Returns the time of a tick over a round of the given length; shorter rounds have more noise."""
     began = time.perf_counter()
     for _ in range(CALIBRATION):
         tick()
@@ -131,7 +131,7 @@ def microseconds(tick: Callable[[], object], seconds: float) -> float:
 
 
 def compared(rounds: int, seconds: float) -> Sequence[tuple[str, float, float]]:
-    """Each case with the microseconds of our tick and of theirs. Raises ImportError."""
+    """Yields each case with the microseconds of both ticks. Raises ImportError."""
     found = []
     for case in ("waiting", "through"):
         both = ours(case), theirs(case)

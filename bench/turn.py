@@ -1,9 +1,9 @@
-"""The benchmark of a turn: the whole runtime beside the bare loop, in the same run.
+"""The benchmark of a turn: the whole runtime against the bare loop, in the same run.
 
     python -m bench.turn [--quick] [--json FILE]
 
-A turn asks the model three times, calls two tools and hears 200 deltas. Its figure is the CPU time of
-this process alone: model server and guests are others. Rounds alternate; every figure is the median
+A turn has three model calls, two tool calls and 200 deltas. Its figure is the CPU time of this process,
+without model server and guests, which are other processes. Rounds alternate; every figure is the median
 of its rounds.
 """
 
@@ -26,7 +26,7 @@ import anyio
 
 from bench import targets, trees
 from bench.bare import bare_loop
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.measuring import spread
 from bench.process import other_cores
 from gateway.agent.effects import (
@@ -41,8 +41,8 @@ from gateway.agent.effects import (
 )
 from gateway.agent.leaves import REGISTRY, SHIPPED
 from gateway.agent.turn import Turn
-from gateway.app.assembly import Gateway, assembled
-from gateway.cli.configuration import known
+from gateway.app.assembly import Gateway, open_gateway
+from gateway.cli.configuration import known_names
 from gateway.config.load import load as load_config
 from gateway.config.values import GatewayConfig
 from gateway.control.rules import load_rules
@@ -62,8 +62,8 @@ TOOL_CALLS = 2
 MARK_MS = 5.0
 QUESTION = "Say it twice, then answer."
 PLAN = targets.ModelPlan(tokens=200, tool_calls=TOOL_CALLS, arguments='{"text": "hello"}')
-PACED = replace(PLAN, interval_ms=1.0)  # each delta is a network read, and the loop sleeps between
-# Two agents that differ in their trees, a tool, and a rule that reckons at each event of a tool.
+PACED = replace(PLAN, interval_ms=1.0)  # each delta is a network read after a sleep of the loop
+# Two agents with different trees, a tool, and a rule that computes at each event of a tool.
 CONFIG = """
 [gateway]
 data_dir = {data_dir}
@@ -103,7 +103,7 @@ do = [{{ notify = "{{payload.tool}} gave {{payload.size}} characters.", inject_a
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of the measurements."""
 
     rounds: int = 7
     turns: int = 50
@@ -118,17 +118,17 @@ TakeTurn = Callable[[], Coroutine[Any, Any, object]]
 
 
 class Whole:
-    """Turns through the whole runtime, each in a new session: accept, lane, turn, commit."""
+    """Runs turns through the whole runtime, each in a new session: accept, lane, turn, commit."""
 
     def __init__(self, rooms: Gateway) -> None:
         self._front, self._count, self.events = rooms.front, 0, 0
-        rooms.shared.bus.subscribe(self._hear)  # as a client that has subscribed to events
+        rooms.shared.bus.subscribe(self._hear)  # like a client with a subscription to events
 
     def _hear(self, _event: Event) -> None:
         self.events += 1
 
     async def turn(self, agent: str) -> str:
-        """Raises RuntimeError: what fails is not measured."""
+        """Runs a turn. Raises RuntimeError if it fails."""
         self._count += 1
         address = Address("websocket", "bench", f"peer{self._count}")
         inbound = Inbound(address, QUESTION, requested_agent=agent)
@@ -155,18 +155,18 @@ def configured(store: str, model_port: int, home: Path) -> GatewayConfig:
     file.write_text(
         CONFIG.format(data_dir=json.dumps(str(home / "data")), store=store, model_port=model_port)
     )
-    return load_config(file, environment={}, home=home, cwd=home, known=known())
+    return load_config(file, environment={}, home=home, cwd=home, known=known_names())
 
 
 @asynccontextmanager
 async def whole(config: GatewayConfig) -> AsyncIterator[Whole]:
-    async with assembled(config, version="bench") as rooms:
+    async with open_gateway(config, version="bench") as rooms:
         rooms.front.intake.open()
         yield Whole(rooms)
 
 
 async def cpu_ms(take: TakeTurn, turns: int) -> float:
-    """CPU time of this process for one turn."""
+    """Returns the CPU time of this process per turn."""
     gc.collect()
     began = time.process_time_ns()
     for _ in range(turns):
@@ -177,7 +177,7 @@ async def cpu_ms(take: TakeTurn, turns: int) -> float:
 async def side_by_side(
     config: GatewayConfig, url: str, rounds: int, turns: int
 ) -> dict[str, list[float]]:
-    """The rounds of the bare loop, and by the name of its tree those of the runtime."""
+    """Returns the rounds of the bare loop, and those of the runtime by tree name."""
     async with bare_loop(url) as bare, whole(config) as ours:
         ways: dict[str, TakeTurn] = {"bare": partial(bare.turn, QUESTION)}
         ways |= {tree: partial(ours.turn, tree) for tree in TREES}
@@ -202,7 +202,7 @@ def measured(
 
 
 def turns(sizes: Sizes, home: Path) -> Iterator[Figure]:
-    """As fast as the deltas come."""
+    """Measures turns without a pause between deltas."""
     for store in STORES:
         took = measured(PLAN, store, home / store, sizes.rounds, sizes.turns)
         for tree in TREES:
@@ -223,7 +223,7 @@ def _beside(name: str, tree: str, took: dict[str, list[float]]) -> Figure:
 
 
 def ticks(tree: str) -> int:
-    """Of a whole run with two rounds of tools, played on paper."""
+    """Counts the ticks of a simulated run with two rounds of tools."""
     agent = AgentDef(AgentId("main"), "mock", "mock-1", tools=("echo",))
     question = Message("user", QUESTION)
     job = Job(
@@ -282,7 +282,7 @@ def main() -> None:
     sizes = MICRO if args.micro else QUICK if args.quick else Sizes()
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = list(measure(sizes, Path(home)))
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

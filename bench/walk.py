@@ -1,10 +1,10 @@
-"""Walks with a message through the gateway: calls of Python functions, files and functions that it passes.
+"""Counts the Python calls, files and functions that a message passes in the gateway.
 
-    python -m bench.walk            one message, in the order in which it first enters each file
+    python -m bench.walk            one message, files in the order of first entry
     python -m bench.walk --delta    one streamed delta of a reply
-    python -m bench.walk --check    both, against the bounds in tools/ratchet.json; fails beyond one
+    python -m bench.walk --check    both; fails if one exceeds its bound in tools/ratchet.json
 
-Counts do not depend on the load of the machine, only on the version of Python: compare on 3.11. A file
+The counts depend on the version of Python (compare on 3.11), not on the load of the machine. A file
 counts if one message in ten enters it, a function if every message passes it.
 """
 
@@ -57,7 +57,7 @@ name = "alice"
 token = "{token}"
 scopes = ["chat"]
 """
-# Runs the product's own command and counts calls between two signals.
+# Runs the real command and counts calls between two signals.
 HOOK = r"""
 import collections, json, os, signal, sys, threading
 from importlib.metadata import entry_points
@@ -92,14 +92,14 @@ sys.exit(command())
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What was counted while `times` messages or deltas passed."""
+    """The counts of `times` messages or deltas."""
 
     calls: Counter[tuple[str, str, int]]
     order: Sequence[str]
     times: int
 
     def own(self) -> Counter[str]:
-        """Calls by file of ours; methods that were generated for our values are in "~<string>"."""
+        """Returns the calls per own file; generated methods of own values are in "~<string>"."""
         found: Counter[str] = Counter()
         for (file, _, _), count in self.calls.items():
             if not file.startswith("~") or file == "~<string>":
@@ -122,8 +122,8 @@ class Walk:
 
 
 @contextmanager
-def walked(home: Path, plan: ModelPlan) -> Iterator[tuple[Started, Path]]:
-    """A gateway under the hook, and the file in which it says what was counted."""
+def hooked_gateway(home: Path, plan: ModelPlan) -> Iterator[tuple[Started, Path]]:
+    """Yields a gateway under the hook, and the file for its counts."""
     home.mkdir()
     out, hook = home / "walk.out", home / "hook.py"
     hook.write_text(HOOK.format(out=str(out)))
@@ -136,10 +136,13 @@ def walked(home: Path, plan: ModelPlan) -> Iterator[tuple[Started, Path]]:
 
 
 def message(home: Path, *, turns: int = 20, warm: int = 20) -> Walk:
-    with walked(home, ModelPlan(tokens=20)) as (started, out), talking(started.port) as socket:
+    with (
+        hooked_gateway(home, ModelPlan(tokens=20)) as (started, out),
+        talking(started.port) as socket,
+    ):
         for number in range(warm):
             ask(socket, number)
-        time.sleep(2)  # what a message leaves to be done later is not counted with the next
+        time.sleep(2)  # lets the background work of the warm-up end
         with counting(started.pid):
             for number in range(warm, warm + turns):
                 ask(socket, number)
@@ -147,9 +150,9 @@ def message(home: Path, *, turns: int = 20, warm: int = 20) -> Walk:
 
 
 def delta(home: Path, *, deltas: int = 200) -> Walk:
-    """The difference between a long reply and a short one, each delta in a read of its own."""
+    """Counts the calls of a delta in a long reply, each delta in a separate read."""
     plan = ModelPlan(tokens=deltas, interval_ms=5)
-    with walked(home, plan) as (started, out), talking(started.port) as socket:
+    with hooked_gateway(home, plan) as (started, out), talking(started.port) as socket:
         ask(socket, 0)
         time.sleep(2)
         with counting(started.pid):
@@ -185,7 +188,7 @@ def counting(pid: int) -> Iterator[None]:
     os.kill(pid, signal.SIGUSR2)
     time.sleep(0.3)
     yield
-    time.sleep(1)  # what a message leaves to be done later belongs to it
+    time.sleep(1)  # counts the background work of the messages
     os.kill(pid, signal.SIGUSR2)
 
 
@@ -199,14 +202,14 @@ def read(out: Path, times: int) -> Walk:
     raise RuntimeError("the hook did not answer")
 
 
-def tell(walk: Walk) -> None:
+def print_walk(walk: Walk) -> None:
     print(" -> ".join(file for file in walk.order if not file.startswith("~")))
     for file, count in walk.own().most_common():
         print(f"  {count / walk.times:7.1f}  {file}")
     print(", ".join(f"{name} {value:.0f}" for name, value in walk.figures().items()))
 
 
-def beyond(counted: dict[str, float], bounds: dict[str, float]) -> list[str]:
+def exceeded(counted: dict[str, float], bounds: dict[str, float]) -> list[str]:
     return [
         f"{name}: {value:.0f}, allowed {bounds[name]}"
         for name, value in counted.items()
@@ -224,12 +227,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="walk-") as folder:
         home = Path(folder)
         if not given.check:
-            tell(delta(home / "delta") if given.delta else message(home / "message"))
+            print_walk(delta(home / "delta") if given.delta else message(home / "message"))
             return 0
         counted = message(home / "message").figures()
         counted["delta files"] = delta(home / "delta").figures()["files"]
     print(", ".join(f"{name} {value:.0f}" for name, value in counted.items()))
-    over = beyond(counted, json.loads(BOUNDS.read_text())["walk"])
+    over = exceeded(counted, json.loads(BOUNDS.read_text())["walk"])
     print("\n".join(over))
     return 1 if over else 0
 

@@ -1,4 +1,4 @@
-"""The ways to one answer that the benchmark of plugins compares: without the gateway, and through it."""
+"""The ways to call a guest that the benchmark of plugins compares: without and through the gateway."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ from gateway.tools.gate import ToolGate
 from tests.fakes.ports import PartOfToolStore
 
 try:
-    import extism  # type: ignore[import-not-found, unused-ignore]  # it may not be installed
+    import extism  # type: ignore[import-not-found, unused-ignore]  # may not be installed
 except ImportError:
     extism = None
 
@@ -40,14 +40,14 @@ _FOREVER = 1 << 60
 
 
 def asked(size: int) -> str:
-    """What a guest is given for a text of so many characters."""
+    """Returns the input of a guest with a text of the given length."""
     session = {"id": "0" * 32}
     fields = {"tool": "echo", "arguments": {"text": "x" * size}, "call_id": "c"}
     return to_json({**fields, "session": session, "config": {}}).decode()
 
 
 def raw_call(*, is_stock: bool) -> Callable[[str], object]:
-    """The same component in this process: a new store and a new instance, and nothing else."""
+    """Calls the same component in this process with a new store and a new instance."""
     engine = Engine() if is_stock else component_engine()
     component, linker = Component(engine, guests.ECHO.read_bytes()), Linker(engine)
     export = component.get_export_index(_HANDLE)
@@ -69,7 +69,7 @@ def raw_call(*, is_stock: bool) -> Callable[[str], object]:
 
 
 def extism_call() -> Callable[[str], object] | None:
-    """A new plugin from its manifest each time, in this process; None: it is not installed."""
+    """Returns a call that makes a new plugin from its manifest; None if extism is not installed."""
     if extism is None:
         return None
     manifest = {"wasm": [{"data": bytes(wat2wasm(guests.EXTISM_ECHO))}]}
@@ -81,7 +81,7 @@ def extism_call() -> Callable[[str], object] | None:
 
 
 class Kept(PartOfToolStore):
-    """Implements PluginStore: one value, so that only the way to it takes time."""
+    """Implements PluginStore with one value, so that only the call takes time."""
 
     async def get(self, _space: PluginSpace, _key: str) -> str | None:
         return "v"
@@ -102,7 +102,7 @@ def means() -> HostDeps:
 
 @dataclass(slots=True)
 class Watched:
-    """A pool that notes how long the worker was at each call."""
+    """A pool that records the worker's time of each call."""
 
     pool: Pool
     wall_ms: list[float] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """The whole way: through the gate to a worker and back, as an agent's turn calls a tool."""
+    """The whole way of a tool call in a turn: through the gate to a worker and back."""
 
     gate: ToolGate
     agent: AgentDef
@@ -128,7 +128,7 @@ class Gated:
         return await self.gate.call(self.agent, call, self.scope)
 
     async def succeed(self, size: int) -> None:
-        """Raises RuntimeError: what fails is not measured."""
+        """Makes a call. Raises RuntimeError if it fails."""
         result = await self.call(size)
         if result.is_error:
             raise RuntimeError(f"{self.name} failed: {result.content}")
@@ -148,7 +148,7 @@ async def gated(sandbox: Sandbox, plugin: PluginDef) -> Gated:
 def plugin(
     name: str, wasm: bytes | Path, home: Path, *, granted: str = "", timeout_s: float = 10.0
 ) -> PluginDef:
-    """As the configuration of an operator gives it. Fuel never ends before the time does."""
+    """Returns a plugin as configured by an operator. Its fuel outlasts its time."""
     path = wasm if isinstance(wasm, Path) else home / f"{name}.wasm"
     if isinstance(wasm, bytes):
         path.write_bytes(wasm)

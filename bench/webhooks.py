@@ -1,9 +1,9 @@
-"""The benchmark of webhooks: how fast calls of platforms are accepted, while the model takes its time.
+"""The benchmark of webhooks: the speed of accepting platform calls during slow model calls.
 
     python -m bench.webhooks [--quick] [--json FILE]
 
-Each call is verified, read by the bundled adapter in its sandbox, and fsynced before it is answered.
-Rounds alternate with plain `chat.send`, which is the base.
+The gateway verifies each call, reads it with the bundled adapter in its sandbox, and fsyncs it before the
+answer. Rounds alternate with plain `chat.send`, which is the base.
 """
 
 import json
@@ -76,7 +76,9 @@ def _accepts(server: Started, sizes: Sizes, way: str) -> Seen:
 
 def measure(sizes: Sizes, home: Path) -> Iterator[Figure]:
     runs: tuple[list[Seen], list[Seen]] = ([], [])
-    for number in range(sizes.rounds):  # a new gateway each time: what is accepted waits for long
+    for number in range(
+        sizes.rounds
+    ):  # a new gateway each time, because accepted messages wait long
         with (
             targets.model(ModelPlan(latency_ms=sizes.model_ms)) as model,
             targets.gateway(model.port, home / str(number), config=CONFIG) as server,

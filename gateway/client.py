@@ -1,11 +1,11 @@
-"""A client of the gateway for Python: this file, `websockets` and `anyio`.
+"""A Python client of the gateway. It needs this file, `websockets` and `anyio`.
 
     async with connect("http://127.0.0.1:7200", token) as gateway:
         async for chunk in gateway.ask("What is on my list?"):
             if chunk["type"] == "content":
                 print(chunk["content"], end="")
 
-A question is asked once: when a connection is lost, `ask` goes on behind the last chunk it gave.
+A question is sent once. After a lost connection `ask` continues behind the last chunk that it yielded.
 """
 
 import itertools
@@ -25,11 +25,11 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 Chunk: TypeAlias = dict[str, Any]  # `type` says which; docs/reference/chunks.md has its fields
 
 ENDS = ("done", "error")
-WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # before each new attempt to connect
+BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # before each new attempt to connect
 
 
 class Refused(Exception):
-    """The gateway answered with an error; `data` has its type, whether it is retryable, and facts."""
+    """The gateway answered with an error. `data` has its type, whether it is retryable, and facts."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
         super().__init__(str(error["message"]))
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 
 class Failed(Exception):
-    """A run ended with an error; `chunk` is what it said."""
+    """A run ended with an error; `chunk` is its last chunk."""
 
     def __init__(self, chunk: Mapping[str, Any]) -> None:
         super().__init__(str(chunk["message"]))
@@ -46,43 +46,43 @@ class Failed(Exception):
 
 
 class ConnectionLost(Exception):
-    """There is no gateway, or none any more: what was asked by `call` may have been done."""
+    """No gateway answers, or the connection ended. The gateway may have carried out a `call` all the same."""
 
 
 @dataclass
 class _Run:
-    """`seen`: the last chunk that was given; `socket`: by which its chunks come."""
+    """`last_seq`: of the last chunk that was yielded; `socket`: the connection that delivers its chunks."""
 
     params: Mapping[str, object]
     id: str = ""
-    seen: int = 0
+    last_seq: int = 0
     socket: ClientConnection | None = None
 
 
 class Client:
-    """Many tasks may use one; of those that wait for a frame one reads for all."""
+    """A connection that many tasks may share. One of the tasks that wait for a frame reads for all of them."""
 
-    def __init__(self, url: str, token: str | None, waits_s: Sequence[float]) -> None:
+    def __init__(self, url: str, token: str | None, backoff_s: Sequence[float]) -> None:
         self._address = url.rstrip("/").replace("http", "ws", 1) + "/ws"
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._waits_s = waits_s
+        self._backoff_s = backoff_s
         self._socket: ClientConnection | None = None
         self._connecting = anyio.Lock()
-        self._is_reading, self._news = False, anyio.Event()
+        self._is_reading, self._frame_read = False, anyio.Event()
         self._numbers = itertools.count(1)
         self._answers: dict[int, Mapping[str, Any] | None] = {}
         self._chunks: defaultdict[str, deque[Chunk]] = defaultdict(deque)
 
     async def call(self, method: str, /, **params: object) -> Any:
-        """The result of any method of the protocol. Raises Refused, ConnectionLost."""
-        socket, number = await self._connected(), next(self._numbers)
+        """Calls a method of the protocol and returns its result. Raises Refused, ConnectionLost."""
+        socket, number = await self._connect(), next(self._numbers)
         request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
         self._answers[number] = None
         try:
             await socket.send(json.dumps(request))
-            await self._until(socket, lambda: self._answers[number] is not None)
+            await self._wait_for(socket, lambda: self._answers[number] is not None)
         except ConnectionClosed as error:
-            raise self._lost(socket) from error
+            raise self._disconnect(socket) from error
         finally:
             answer = self._answers.pop(number)
         assert answer is not None
@@ -91,74 +91,74 @@ class Client:
         return answer["result"]
 
     async def ask(self, content: str, **params: object) -> AsyncIterator[Chunk]:
-        """The chunks of its run, each once; `done` or `error` is the last. `params` are those of
-        `chat.send`. Who listens no more stops nothing: that is what `chat.abort` is for."""
+        """Yields each chunk of the run once; `done` or `error` is the last. `params` are those of `chat.send`. A caller
+        that stops listening does not stop the run; `chat.abort` does."""
         run = _Run({"content": content, "idempotency_key": uuid4().hex, **params})
         try:
-            while (chunk := await self._heard(run))["type"] not in ENDS:
+            while (chunk := await self._next_chunk(run))["type"] not in ENDS:
                 yield chunk
             yield chunk
         finally:
             self._chunks.pop(run.id, None)
 
     async def answer(self, content: str, **params: object) -> Chunk:
-        """How its run ended; `response` is the text. Raises Failed, Refused, ConnectionLost."""
+        """Returns the last chunk of the run; `response` is the text. Raises Failed, Refused, ConnectionLost."""
         last = [chunk async for chunk in self.ask(content, **params)][-1]
         if last["type"] != "done":
             raise Failed(last)
         return last
 
-    async def _heard(self, run: _Run) -> Chunk:
-        for wait in self._waits_s:
+    async def _next_chunk(self, run: _Run) -> Chunk:
+        for wait in self._backoff_s:
             try:
-                return await self._next(run)
+                return await self._receive_chunk(run)
             except ConnectionLost:
                 await anyio.sleep(wait)
-        return await self._next(run)
+        return await self._receive_chunk(run)
 
-    async def _next(self, run: _Run) -> Chunk:
+    async def _receive_chunk(self, run: _Run) -> Chunk:
         if run.socket is None or run.socket is not self._socket:
-            await self._begin(run)
+            await self._subscribe(run)
         while True:
-            await self._until(run.socket, lambda: bool(self._chunks[run.id]))
+            await self._wait_for(run.socket, lambda: bool(self._chunks[run.id]))
             chunk = self._chunks[run.id].popleft()
-            if chunk["seq"] > run.seen:
-                run.seen = chunk["seq"]
+            if chunk["seq"] > run.last_seq:
+                run.last_seq = chunk["seq"]
                 return chunk
 
-    async def _begin(self, run: _Run) -> None:
-        """Asks, or goes on where it was; from then on its chunks come."""
-        run.socket, is_new = await self._connected(), False
+    async def _subscribe(self, run: _Run) -> None:
+        """Sends the question, or resumes its run, on the present connection."""
+        run.socket, is_new = await self._connect(), False
         if not run.id:
             sent = await self.call("chat.send", **run.params)
             run.id, is_new = str(sent["run_id"]), not sent["duplicate"]
         if not is_new:
-            await self.call("chat.resume", run_id=run.id, after_seq=run.seen)
+            await self.call("chat.resume", run_id=run.id, after_seq=run.last_seq)
 
-    async def _connected(self) -> ClientConnection:
+    async def _connect(self) -> ClientConnection:
         async with self._connecting:
             if self._socket is None:
-                self._socket = await _opened(self._address, self._headers)
+                self._socket = await _open(self._address, self._headers)
             return self._socket
 
-    async def _until(self, socket: ClientConnection | None, is_here: Callable[[], bool]) -> None:
+    async def _wait_for(self, socket: ClientConnection | None, is_here: Callable[[], bool]) -> None:
         while not is_here():
             if socket is None or self._socket is not socket:
                 raise ConnectionLost("the connection ended")
             if self._is_reading:
-                await self._news.wait()
+                await self._frame_read.wait()
                 continue
             self._is_reading = True
             try:
-                self._take(json.loads(await socket.recv()))
+                self._dispatch(json.loads(await socket.recv()))
             except ConnectionClosed as error:
-                raise self._lost(socket) from error
+                raise self._disconnect(socket) from error
             finally:
                 self._is_reading = False
-                self._news.set()
-                self._news = anyio.Event()
+                self._frame_read.set()
+                self._frame_read = anyio.Event()
 
-    def _take(self, frame: Mapping[str, Any]) -> None:
+    def _dispatch(self, frame: Mapping[str, Any]) -> None:
         if frame.get("method") == "chat.event":
             self._chunks[frame["params"]["run_id"]].append(frame["params"])
         elif frame.get("id") in self._answers:
@@ -168,14 +168,14 @@ class Client:
         if self._socket is not None:
             await self._socket.close()
 
-    def _lost(self, socket: ClientConnection) -> ConnectionLost:
+    def _disconnect(self, socket: ClientConnection) -> ConnectionLost:
         if self._socket is socket:
             self._socket = None
             self._chunks.clear()
         return ConnectionLost("the connection ended")
 
 
-async def _opened(address: str, headers: Mapping[str, str]) -> ClientConnection:
+async def _open(address: str, headers: Mapping[str, str]) -> ClientConnection:
     try:
         return await open_socket(address, additional_headers=headers, max_size=None)
     except (OSError, InvalidHandshake) as error:
@@ -186,9 +186,10 @@ async def _opened(address: str, headers: Mapping[str, str]) -> ClientConnection:
 
 @asynccontextmanager
 async def connect(
-    url: str, token: str | None = None, *, waits_s: Sequence[float] = WAITS_S
+    url: str, token: str | None = None, *, waits_s: Sequence[float] = BACKOFF_S
 ) -> AsyncIterator[Client]:
-    """`waits_s`: how long `ask` waits before each new attempt. Raises Refused, ConnectionLost."""
+    """Connects until the context is left. `ask` waits for `waits_s` before each new attempt to connect. Raises Refused,
+    ConnectionLost."""
     client = Client(url, token, waits_s)
     await client.call("ping")
     try:

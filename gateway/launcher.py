@@ -1,7 +1,7 @@
-"""Starts the exogate command, once it is certain that the package `gateway` is exogate's own.
+"""Starts the exogate command after checking that the package `gateway` belongs to exogate.
 
-Other distributions install a top-level package of the same name; whichever came last has silently
-overwritten the other's files. This module's name is unique, so it is always ours.
+Other distributions install a top-level package of the same name, and the last one installed silently overwrites the
+files of the others. This module is installed as `exogate_launcher`, which is unique, so it always belongs to exogate.
 """
 
 import resource
@@ -13,7 +13,7 @@ MARK = "exogate:"
 
 
 def foreign_package() -> str | None:
-    """A sentence about whose `gateway` would be imported, or None if it is ours."""
+    """Returns a sentence about the wrong package `gateway`, or None if it is ours."""
     spec = PathFinder.find_spec("gateway")
     if spec is None or spec.origin is None:
         return "the package `gateway` is missing; install exogate again"
@@ -31,7 +31,7 @@ def main() -> None:
         sys.stderr.write(f"exogate: {problem}\n")
         sys.exit(1)
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
-        sys.dont_write_bytecode = True  # Python 3.11 leaves a file cut off at a limit as it is
-    from gateway.cli.main import main as run  # noqa: PLC0415  # only once it is known to be ours
+        sys.dont_write_bytecode = True  # Python 3.11 leaves truncated files at a size limit
+    from gateway.cli.main import main as run  # noqa: PLC0415  # after the check above
 
     run()

@@ -2,7 +2,7 @@
 
 import re
 
-from bench.walk import beyond
+from bench.walk import exceeded
 from tools import ratchet
 
 
@@ -16,7 +16,7 @@ def test_a_room_that_grows_is_told_and_one_that_shrinks_is_not() -> None:
 
 
 def test_a_message_that_passes_more_files_is_told() -> None:
-    assert beyond({"calls": 10, "files": 4}, {"calls": 10, "files": 3}) == ["files: 4, allowed 3"]
+    assert exceeded({"calls": 10, "files": 4}, {"calls": 10, "files": 3}) == ["files: 4, allowed 3"]
 
 
 def test_comments_and_docstrings_cost_nothing_and_code_does() -> None:

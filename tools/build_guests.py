@@ -1,12 +1,12 @@
-"""Builds bundled plugins and examples from their source, as their plugin.toml says.
+"""Builds bundled plugins and examples from their source by their plugin.toml.
 
 python tools/build_guests.py NAME...          writes tool.wasm, and its sha256 into plugin.toml
-python tools/build_guests.py --check NAME...  fails if what comes out is not what is in the repository
+python tools/build_guests.py --check NAME...  fails if the result differs from the repository
 --env DIR   a virtual environment with the toolchain (what `needs` names); else the one of PATH
---out DIR   writes DIR/NAME.wasm and leaves the repository as it is
+--out DIR   writes DIR/NAME.wasm and does not change the repository
 
-NAME is a directory of plugins/ or wasm-examples/. What its build needs of npm comes from the lock file
-in tools/guests that names the same packages, each checked against its digest; nothing else is fetched.
+NAME is a directory of plugins/ or wasm-examples/. Its npm packages come from the lock file in tools/guests
+that names the same packages, each checked against its digest; no other package is fetched.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from gateway.cli.plugin import built, keep
+from gateway.cli.plugin import run_build, save_build
 from gateway.cli.plugin_files import ABOUT, WASM
 
 ROOT = Path(__file__).parent.parent
@@ -35,7 +35,7 @@ def directory_of(name: str) -> Path:
 
 
 def lock_of(directory: Path) -> Path | None:
-    """The directory of the lock file with what a build needs; None if that is not of npm."""
+    """Returns the directory of the lock file for a build; None if the build does not use npm."""
     build = tomllib.loads((directory / ABOUT).read_text(encoding="utf-8"))["build"]
     needs = {need for need in build.get("needs", ()) if "@" in need}
     if not needs:
@@ -48,8 +48,8 @@ def lock_of(directory: Path) -> Path | None:
 
 
 def install(lock: Path, folder: Path, environment: dict[str, str]) -> None:
-    """Installs what the lock file names. From then on npm may read what packages there are, which it does
-    where its cache is empty, and install nothing."""
+    """Installs the packages of the lock file. Afterwards npm can read the index of packages, if its cache is
+    empty, but cannot install any."""
     for name in ("package.json", "package-lock.json"):
         shutil.copy(lock / name, folder)
     words = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent")
@@ -58,7 +58,7 @@ def install(lock: Path, folder: Path, environment: dict[str, str]) -> None:
 
 
 def built_aside(directory: Path, env: Path | None) -> bytes:
-    """Builds in a copy, beside what it shares with others, so that nothing else comes back."""
+    """Builds in a copy, with the shared files of other guests, so that only the result is copied back."""
     environment = dict(os.environ)  # noqa: TID251  # reason: a build tool hands its own on
     if env is not None:
         environment["PATH"] = f"{env.resolve() / 'bin'}{os.pathsep}{environment['PATH']}"
@@ -69,7 +69,7 @@ def built_aside(directory: Path, env: Path | None) -> bytes:
         lock = lock_of(directory)
         if lock is not None:
             install(lock, shelf / directory.name, environment)
-        return built(shelf / directory.name, environment)
+        return run_build(shelf / directory.name, environment)
 
 
 def main() -> int:
@@ -93,7 +93,7 @@ def main() -> int:
             given.out.mkdir(parents=True, exist_ok=True)
             (given.out / f"{name}.wasm").write_bytes(made)
         else:
-            keep(directory, made)
+            save_build(directory, made)
     return 1 if different else 0
 
 

@@ -1,4 +1,4 @@
-"""A real Synapse on loopback, and people on it: for tools/synapse.py."""
+"""A real Synapse on loopback with users, for tools/synapse.py."""
 
 import hashlib
 import hmac
@@ -24,7 +24,7 @@ GENEROUS = {"per_second": 1000, "burst_count": 1000}
 def ask(
     method: str, url: str, body: Json = None, headers: Mapping[str, str] | None = None
 ) -> tuple[int, Json]:
-    """The status and the JSON of the answer."""
+    """Returns the status and the JSON of the answer."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {**(headers or {})}, method=method)
     try:
@@ -60,8 +60,10 @@ class Person:
         path = f"/rooms/{quote(room)}/send/m.room.message/{self.number}"
         return str(self.ask("PUT", path, said)["event_id"])
 
-    def heard(self, what: str, wanted: Callable[[Json], bool], *, within_s: float = 30.0) -> Json:
-        """The first event that is `wanted`, of those that nobody asked for yet."""
+    def wait_for(
+        self, what: str, wanted: Callable[[Json], bool], *, within_s: float = 30.0
+    ) -> Json:
+        """Returns and removes the first unread event that is `wanted`."""
         end = monotonic() + within_s
         while monotonic() < end:
             for event in self.seen:
@@ -77,10 +79,10 @@ class Person:
             mine = event["room_id"] == room and event.get("sender") == BOT
             return mine and part in event["content"].get("body", "")
 
-        return self.heard(f"an answer with {part!r}", wanted, **options)
+        return self.wait_for(f"an answer with {part!r}", wanted, **options)
 
     def answers(self, room: str) -> list[str]:
-        """All that came so far, edits aside."""
+        """Returns all answers so far, without edits."""
         mine = (e for e in self.seen if e["room_id"] == room and e.get("sender") == BOT)
         said = (e["content"] for e in mine if e["type"] == "m.room.message")
         return [one["body"] for one in said if "m.new_content" not in one]
@@ -110,8 +112,8 @@ class Homeserver:
 
 @contextmanager
 def homeserver(env: Path, folder: Path, port: int, gateway: str) -> Iterator[Homeserver]:
-    """Runs Synapse out of `env`; what happens in rooms with the bot is pushed to `gateway`."""
-    config = folder / "homeserver.yaml"  # YAML that is JSON as well
+    """Runs Synapse from `env`; it pushes events in rooms with the bot to `gateway`."""
+    config = folder / "homeserver.yaml"  # JSON is valid YAML
     config.write_text(json.dumps(_config(folder, port)))
     (folder / "appservice.yaml").write_text(json.dumps(_registration(gateway)))
     (folder / "log.yaml").write_text(json.dumps(_logging(folder)))

@@ -75,7 +75,7 @@ def _chunk(kind: type[Value]) -> Iterator[str]:
 
 
 def _rows(name: str, hint: Any, *, is_needed: bool) -> Iterator[str]:
-    """A field; one that is an object has a row for each of its own."""
+    """Returns the rows of a field; an object has a row for each of its fields."""
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if not (isinstance(kind, type) and issubclass(kind, Value)):
         yield f"| `{name}{'' if is_needed else '?'}` | {_value(kind, is_needed=is_needed)} |\n"

@@ -1,4 +1,4 @@
-"""Writes the tables of keys in docs/reference/configuration.md from the fields of the sections that config.toml has."""
+"""Writes the tables of keys in docs/reference/configuration.md from the fields of the sections of config.toml."""
 
 import json
 import re
@@ -14,13 +14,13 @@ from gateway.domain.settings import Setting
 
 FILE = Path(__file__).parent.parent / "docs" / "reference" / "configuration.md"
 HEAD = "| key | default | value | what it is |\n|---|---|---|---|\n"
-# [[agents]] has the keys of [agent], and an agent's limits and context those of all.
+# [[agents]] has the keys of [agent]; the limits and context of an agent have the keys of the global ones.
 SAID_ELSEWHERE = ("agents[].", "agent.limits.", "agent.context.", "agent.fallback.fallback")
 CALLED = {
     "prices": "MODEL",
     "agent": "ID",
     "groups": "ROOM",
-}  # by what they are names of; else NAME
+}  # by the section whose names they are; else NAME
 _TYPES = {
     bool: "true or false",
     int: "whole number",
@@ -101,7 +101,7 @@ def _row(name: str, key: SectionKey) -> str:
 
 
 def _value(kind: Any, key: SectionKey) -> str:
-    """What the file may say, in words."""
+    """Describes the allowed values."""
     about, element = key.setting, element_of(kind)
     if element is not None and not is_section(element):
         collection = "table" if get_origin(kind) is Mapping else "list"

@@ -1,4 +1,4 @@
-"""Writes docs/reference/log-events.md: every event that the code logs, with its levels and fields."""
+"""Writes docs/reference/log-events.md: all log events of the code with their levels and fields."""
 
 import ast
 from collections import defaultdict
@@ -29,7 +29,7 @@ class Event:
 
 
 def logged() -> Iterator[tuple[Path, str, ast.expr, ast.Call, ast.AST]]:
-    """Each call that logs: its file, its level, its event, itself and the function around it."""
+    """Yields each logging call: file, level, event, the call and its function."""
     for path, around in functions():
         for node in ast.walk(around):
             if isinstance(node, ast.Call) and (found := event_of(node)) is not None:
@@ -58,7 +58,7 @@ def event_of(call: ast.Call) -> tuple[str, ast.expr] | None:
 
 
 def constants(event: ast.expr, around: ast.AST) -> Iterator[str]:
-    """The names that an event may have; what is none is told as its source."""
+    """Yields the possible names of an event; an unknown expression as its source."""
     match event:
         case ast.Constant(value=str(name)):
             yield name
@@ -83,7 +83,7 @@ def assigned(name: str, around: ast.AST) -> Iterator[ast.expr]:
 
 
 def fields_of(call: ast.Call, around: ast.AST) -> Iterator[str]:
-    """Of a dictionary that stands there, or above."""
+    """Yields the field names of a logging call, from dictionaries in the call or assigned above it."""
     given = [one.value for one in call.keywords if one.arg == "extra"] or call.args[1:2]
     for value in given:
         yield from keys(value, around)

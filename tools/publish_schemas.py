@@ -1,4 +1,4 @@
-"""Writes the JSON Schemas of what crosses between host and channel adapter into docs/schemas."""
+"""Writes the JSON Schemas of the values between host and channel adapter into docs/schemas."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ FOLDER = Path(__file__).parent.parent / "docs" / "schemas"
 
 
 def files() -> dict[str, str]:
-    """By file name."""
+    """Returns the schemas by file name."""
     return {
         f"{name}.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
         for name, schema in schemas().items()

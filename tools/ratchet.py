@@ -1,10 +1,10 @@
-"""Compares the size of the code with the limits of the house and with what was allowed before.
+"""Compares the size of the code with the limits of the project and with the recorded bounds.
 
 python tools/ratchet.py            fails if anything is larger than tools/ratchet.json allows
-python tools/ratchet.py --tighten  lowers the bounds to what is there now, and raises none
+python tools/ratchet.py --tighten  lowers the bounds to the current figures, and raises none
 
-Blank lines, comments and docstrings are free, because they help; tokens keep dense lines honest. The
-bounds of the walk are in the same file: `python -m bench.walk --check` compares them.
+Blank lines, comments and docstrings do not count. Tokens are bounded too, against dense lines. The same file
+has the bounds of the walk, which `python -m bench.walk --check` compares.
 """
 
 import argparse
@@ -31,7 +31,7 @@ OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def inside(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function, without those of the functions and classes that it defines."""
+    """Yields the nodes of a function, without those of functions and classes inside it."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, OWN_SCOPE):
             yield child
@@ -68,7 +68,7 @@ def lines_of(function: Function) -> int:
 
 
 def sizes(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, str, int]]:
-    """(limit, name, value) for every function and class below."""
+    """Yields (limit, name, value) for every function and class below a node."""
     for child in ast.iter_child_nodes(tree):
         if not isinstance(child, OWN_SCOPE):
             yield from sizes(child, prefix)
@@ -135,7 +135,7 @@ class File:
 
 
 def public_classes(files: Iterable[File]) -> int:
-    """How many public class names exist in two modules."""
+    """Counts the public class names that exist in two modules."""
     homes: defaultdict[str, set[str]] = defaultdict(set)
     for file in files:
         for node in file.tree.body:
@@ -155,7 +155,7 @@ def inner_imports(files: Iterable[File]) -> int:
 
 
 def blind_excepts(files: Iterable[File]) -> Counter[str]:
-    """How many each file has."""
+    """Counts the blind excepts of each file."""
     return Counter(
         file.where
         for file in files
@@ -172,13 +172,13 @@ def _is_blind(caught: ast.expr) -> bool:
 
 
 def _lines(folder: Path) -> int:
-    """All of it but what npm has put beside the tests of third parties."""
+    """Counts the lines of the tests, without npm packages."""
     own = (path for path in folder.rglob("*.py") if "node_modules" not in path.parts)
     return sum(path.read_bytes().count(b"\n") for path in own)
 
 
 def counted(files: list[File]) -> dict[str, Any]:
-    """Everything that has a bound, by its name in the record."""
+    """Returns all bounded figures by their names in the record."""
     code: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     for file in files:
@@ -200,7 +200,7 @@ def counted(files: list[File]) -> dict[str, Any]:
 def differences(
     now: dict[str, Any], allowed: dict[str, Any], name: str = ""
 ) -> Iterator[tuple[str, int, int]]:
-    """(name, now, allowed) for every number that is not as it was; what has no bound may be nothing."""
+    """Yields (name, now, allowed) for every changed figure; a figure without a bound must be 0."""
     for key in sorted({*now, *allowed}):
         value, bound = now.get(key, 0), allowed.get(key, 0)
         if isinstance(value or bound, dict):

@@ -1,9 +1,9 @@
-"""Tries the Matrix adapter against a real homeserver; by hand, for it takes half a minute.
+"""Tries the Matrix adapter on a real homeserver. It is run by hand and takes half a minute.
 
-python -m tools.synapse --env DIR            the adapter alone, in a host of a few lines
+python -m tools.synapse --env DIR            the adapter alone, in a minimal host
 python -m tools.synapse --env DIR --gateway  the whole gateway with the demo model
 
-DIR is a virtual environment of its own: python -m venv DIR && DIR/bin/pip install matrix-synapse==1.163.2
+DIR is a separate virtual environment: python -m venv DIR && DIR/bin/pip install matrix-synapse==1.163.2
 """
 
 import argparse
@@ -52,14 +52,14 @@ def check(is_so: object, what: str) -> None:
 # ------------------------------------------------------------------------------ the adapter alone
 @dataclass
 class Host:
-    """Gives the adapter what it is called with, and sends what it wants sent."""
+    """Calls the adapter and sends its requests."""
 
     api_base: str
     guest: Guest = field(default_factory=lambda: Guest.load(ROOT / "plugins/matrix/tool.wasm"))
     state: str = ""
     messages: list[Json] = field(default_factory=list)
     bodies: list[str] = field(default_factory=list)
-    failing: int = 0  # so many calls are answered 500
+    failing: int = 0  # number of calls that are answered with 500
 
     @property
     def given(self) -> Json:
@@ -118,11 +118,11 @@ def listening(host: Host) -> Iterator[None]:
             self.send_response(status)
             self.send_header("content-length", str(len(answer)))
             self.end_headers()
-            with suppress(BrokenPipeError):  # the homeserver ended
+            with suppress(BrokenPipeError):  # the homeserver has ended
                 self.wfile.write(answer.encode())
 
         def log_message(self, *_: object) -> None:
-            """Nothing: what counts is checked."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", GATEWAY), Door)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -136,7 +136,7 @@ def adapter_alone(synapse: Homeserver, host: Host) -> None:
     ada.answer(room, "invited you")
     done("an invitation is answered, after joining")
     ada.say(room, "hello *there*")
-    ada.heard(
+    ada.wait_for(
         "a typing sign", lambda event: event["type"] == "m.typing" and event["content"]["user_ids"]
     )
     said = ada.answer(room, "hello")["content"]
@@ -228,7 +228,7 @@ groups."*" = {{}}
 
 @contextmanager
 def gateway(folder: Path) -> Iterator[list[str]]:
-    """How to speak with it by its command line."""
+    """Runs a gateway, and yields the beginning of its command line."""
     config = folder / "config.toml"
     config.write_text(CONFIG)
     cli = [*CLI, "-c", str(config), "--data-dir", str(folder / "data")]
@@ -301,7 +301,7 @@ def _by_name(ada: Person) -> None:
 
 
 def _is_said(text: str, answers: list[str]) -> bool:
-    """Whether the parts of it stand there one after the other."""
+    """True if the text consists of the answers, in order."""
     rest = text
     for part in answers:
         if rest.startswith(part):

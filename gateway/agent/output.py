@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gateway.agent.effects import Emit, Job, Moment
 from gateway.control import rules as acts
 from gateway.control.expressions import ExpressionFailed, ExpressionInvalid, compile_expression
-from gateway.control.notices import MOST_NOTICES as MOST_WAITING
+from gateway.control.notices import MAX_NOTICES as MOST_WAITING
 from gateway.control.notices import Bus, Notices, notice_block, notice_chunk
 from gateway.control.notices import Moment as Point
 from gateway.control.rules import ROOTS, RunRules

@@ -714,7 +714,8 @@ METHODS = (
         READS,
         AgentList,
         verb=Verb(
-            columns="id provider model fallbacks tools soul | name provider model tools soul",
+            columns="id provider model fallbacks tools soul.loaded_from"
+            " | name provider model tools soul.loaded_from",
             json="agents",
         ),
     ),

@@ -1,1 +1,1 @@
-"""The composition root: a configuration in, a running gateway out."""
+"""The composition root: makes a running gateway from a configuration."""

@@ -1,4 +1,4 @@
-"""The composition: the rooms of the process, and the generations that are swapped in."""
+"""The composition root: connects the rooms of the process, and swaps generations of the configuration."""
 
 import logging
 import os
@@ -17,25 +17,25 @@ from gateway.api.methods import METHODS
 from gateway.app.background import begin_series, sweep
 from gateway.app.backups import BackupMaker
 from gateway.app.generation import (
+    FileSnapshot,
     Generation,
-    Look,
     build,
-    look_at,
-    usual_agent,
+    default_agent,
+    snapshot_files,
     web_settings,
 )
 from gateway.app.proposals import Proposals
+from gateway.app.ready_generation import ReadyGeneration, prepare
 from gateway.app.reloading import ReadConfig, Reloader
 from gateway.app.shared import (
     Shared,
     open_fetch,
+    open_shared,
     open_sockets,
-    opened,
     provider_trial,
     scrubbing,
 )
 from gateway.app.upkeep import Upkeep
-from gateway.app.working import Working, prepared
 from gateway.channels.access import AccessControl
 from gateway.channels.commands import ChatCommands
 from gateway.channels.room import channel_room, delivering, keep_channels_connected
@@ -94,53 +94,53 @@ from gateway.web.tokens import TokenMethods
 
 log = logging.getLogger(__name__)
 
-RETIRED_S = 0.5  # between looks whether the last turn of a generation has ended
-MOST_BYTES = 1 << 28  # at /mcp; the front door holds what is configured
+RETIRE_POLL_S = 0.5  # between checks whether the last turn of a generation has ended
+MCP_MAX_BYTES = 1 << 28  # of a request at /mcp; the front door enforces `max_body_bytes`
 
-
-Reads = tuple[ReadConfig, Look]  # how the configuration is read, and its files as they were
+Reads = tuple[ReadConfig, FileSnapshot]  # reads the configuration; its files at the start
 
 
 class Gateway:
-    """The rooms of the process, connected and at rest, and the generation that is in force. What has a state
-    lives as long as the process; a swap points it to the next generation. `server` is where the front door
-    listens, once it does."""
+    """The connected rooms of the process, and the generation in force. Objects with state live as long as the process;
+    `swap` points them to the next generation. `server` is None until the front door listens."""
 
-    def __init__(self, first: Working, version: str, shared: Shared, reads: Reads) -> None:
-        self.now, self.version, self.shared = first, version, shared
-        self.living = [first]  # the generation in force, and those with turns at work
-        stores, clock, ids, made = shared.stores, shared.clock, shared.ids, first.made
-        extractor = FactExtractor(made.agents, stores.facts, first.model, clock, ids, shared.group)
+    def __init__(self, first: ReadyGeneration, version: str, shared: Shared, reads: Reads) -> None:
+        self.current, self.version, self.shared = first, version, shared
+        self.generations = [first]  # the generation in force, and those with running turns
+        stores, clock, ids, generation = shared.stores, shared.clock, shared.ids, first.generation
+        extractor = FactExtractor(
+            generation.agents, stores.facts, first.model, clock, ids, shared.group
+        )
         self.memory = Memory(extractor, Indexer(stores.facts, clock), Recall(stores.facts))
         caches = (stores.sessions, shared.episodes, shared.lanes, clock, ids)
         self._compaction = Compaction(first.model, *caches, on_compacted=extractor.on_compacted)
         worker, forget = self._worker(first)
         self.intake = MessageIntake(
-            router=made.router,
+            router=generation.router,
             worker=worker,
             lanes=shared.lanes,
             ids=ids,
-            bounds=made.bounds,
-            policy=made.queueing,
+            bounds=generation.bounds,
+            policy=generation.queueing,
             sharing=shared.cluster.work if shared.cluster else None,
         )
-        width = made.config.queue.max_running
+        width = generation.config.queue.max_running
         self.stateless = StatelessRuns(worker, ids, shared.group, width=width, forget=forget)
-        self.access = AccessControl(stores.channels, stores.audit, clock, ids, shared.tell)
+        self.access = AccessControl(stores.channels, stores.audit, clock, ids, shared.publish)
         self.front, self.replays = self._front(first), self._replayer(first, worker)
         self.channels = channel_room(
             stores,
             self._commands(first, self.front),
-            publish=shared.tell,
+            publish=shared.publish,
             scrubbing=scrubbing,
             traffic=shared.traffic,
         )
         self.watch = StoreWatch(stores.care.probe, clock)
         self.reloads = Reloader(shared, *reads, self)
-        self.changes = Proposals(made.config.origin, self.reloads.reload)
+        self.changes = Proposals(generation.config.origin, self.reloads.reload)
         self.server: WebServer | None = None
         self._app: WebApp | None = None
-        self._key = ""  # with which our command line authenticates
+        self._key = ""  # the command line authenticates with it
         self._desk: ServedDesk | None = None
         self._mcp: Door | None = None
         cluster = shared.cluster
@@ -154,83 +154,85 @@ class Gateway:
         self._started, self._at = clock.monotonic(), int(clock.now().timestamp())
         self._may_connect = self._is_connecting = False
         if cluster is not None:
-            cluster.looks["look"] = self.look_anew
+            cluster.refreshers["store"] = self.refresh
             follow = partial(cluster.reload_with_others, partial(self.reloads.reload, by="hint"))
             shared.group.start_soon(partial(supervise, "files", follow, clock), name="files")
-            self.reloads.tell = partial(cluster.hints.publish, RELOAD, {})
+            self.reloads.notify_others = partial(cluster.hints.publish, RELOAD, {})
             shared.keys.publish = shared.meter.tell = partial(cluster.hints.publish, CHANGED, {})
             self.channels.duties = cluster.work
-            cluster.present(lambda: self.now.made.config, lambda: not self.health.reasons())
+            cluster.announce(
+                lambda: self.current.generation.config, lambda: not self.health.reasons()
+            )
         self._begin(first)
 
-    def swap(self, new: Working) -> None:
-        """From now on the generation is in force: turns that begin have it, those at work keep theirs.
-        Nothing waits in here, and all that could fail comes first."""
-        made, shared, old = new.made, self.shared, self.now
-        width = made.config.queue.max_running
+    def swap(self, new: ReadyGeneration) -> None:
+        """Puts a generation into force. New turns use it; running turns keep theirs. The swap awaits nothing, and the
+        steps that can fail come before the first assignment."""
+        generation, shared, old = new.generation, self.shared, self.current
+        width = generation.config.queue.max_running
         worker, forget = self._worker(new)
         front, replays = self._front(new), self._replayer(new, worker)
         door = self._app and self._app.identities
         doors = self._doors(new, front, replays, door) if door else None
 
-        self.living.append(new)
+        self.generations.append(new)
         self._begin(new)
-        self.now, self.front, self.replays = new, front, replays
-        shared.limits.configure(made.config.budgets, token_budgets(made.config))
-        shared.meter.renew(made.prices)
+        self.current, self.front, self.replays = new, front, replays
+        shared.limits.configure(generation.config.budgets, token_budgets(generation.config))
+        shared.meter.renew(generation.prices)
         shared.lanes.widen(width)
-        new.sandbox.pool.idle_s = made.config.sandbox.idle_s
-        self.memory.extractor.renew(made.agents, new.model)
+        new.sandbox.pool.idle_s = generation.config.sandbox.idle_s
+        self.memory.extractor.renew(generation.agents, new.model)
         self._compaction.model = new.model
-        self.intake.renew(made.router, worker, made.bounds, made.queueing)
+        self.intake.renew(generation.router, worker, generation.bounds, generation.queueing)
         self.stateless.renew(worker, width, forget)
         self.channels.intake.run_command = self._commands(new, front).run
         if self._desk is not None:
-            self._desk.renew(front, new.gate, served_agent(made.config))
+            self._desk.renew(front, new.gate, served_agent(generation.config))
         if self._app is not None and doors is not None:
-            settings = web_settings(made.config, self._key)
+            settings = web_settings(generation.config, self._key)
             self._app.renew(settings, *doors)
             if self.server is not None:
                 self.server.renew(settings)
         shared.group.start_soon(contained, "generation", partial(self._retire, old))
 
-    def _begin(self, its: Working) -> None:
-        """It is traced, and series that may be counted now begin at 0."""
-        its.begin()
-        self.shared.reports.trace = its.traces.value.record if its.traces else None
-        config, figures = its.made.config, self.shared.reports.figures
-        tools = (one.name for agent in config.agents for one in its.gate.offered(agent))
+    def _begin(self, ready: ReadyGeneration) -> None:
+        """Begins tracing and tool servers of a generation, and starts its known metric series at 0."""
+        ready.begin()
+        self.shared.reports.trace = ready.traces.value.record if ready.traces else None
+        config, figures = ready.generation.config, self.shared.reports.figures
+        tools = (one.name for agent in config.agents for one in ready.gate.offered(agent))
         begin_series(figures, config, tools)
-        figures.generations.set((), len(self.living))
+        figures.generations.set((), len(self.generations))
 
-    async def _retire(self, old: Working) -> None:
-        """Closes a generation once its last turn has ended."""
+    async def _retire(self, old: ReadyGeneration) -> None:
+        """Closes a generation after its last turn."""
         while old.turns.at_work:
-            await self.shared.clock.sleep(RETIRED_S)
-        self.living.remove(old)
-        self.shared.reports.figures.generations.set((), len(self.living))
+            await self.shared.clock.sleep(RETIRE_POLL_S)
+        self.generations.remove(old)
+        self.shared.reports.figures.generations.set((), len(self.generations))
         old.end(self.shared)
 
-    # -- what is made anew for each generation
+    # -- built for each generation
 
-    def _front(self, its: Working) -> Front:
+    def _front(self, ready: ReadyGeneration) -> Front:
         shared, stores = self.shared, self.shared.stores
         return Front(
-            agents=its.made.agents,
-            router=its.made.router,
+            agents=ready.generation.agents,
+            router=ready.generation.router,
             intake=self.intake,
             live=shared.live,
             inbox=stores.inbox,
             sessions=stores.sessions,
             episodes=shared.episodes,
-            souls=its.souls,
-            plans=its.plans,
+            souls=ready.souls,
+            plans=ready.plans,
             clock=shared.clock,
             on_import=self.memory.indexer.note,
             on_erase=self.memory.forget,
         )
 
-    def _commands(self, its: Working, front: Front) -> ChatCommands:
+    def _commands(self, ready: ReadyGeneration, front: Front) -> ChatCommands:
         return ChatCommands(
             front=front,
             spending=self.shared.stores.ledger,
@@ -238,27 +240,29 @@ class Gateway:
             facts=self.shared.stores.facts,
             recall=self.memory.recall,
             settled=self.memory.settled,
-            shared=its.made.sharing,
+            shared=ready.generation.sharing,
             access=self.access,
         )
 
-    def _worker(self, its: Working) -> tuple[RunWorker, Callable[[SessionKey], Awaitable[None]]]:
-        """The worker, and what forgets the tool results of a run that leaves nothing. Agents that people
-        talk to have subagents as tools."""
-        made, shared, memory, gate = its.made, self.shared, self.memory, its.gate
-        config, stores, clock = made.config, shared.stores, shared.clock
+    def _worker(
+        self, ready: ReadyGeneration
+    ) -> tuple[RunWorker, Callable[[SessionKey], Awaitable[None]]]:
+        """Returns the worker, and the function that deletes the tool results of a stateless run. Offers subagents as tools
+        to the agents that people talk to."""
+        generation, shared, memory, gate = ready.generation, self.shared, self.memory, ready.gate
+        config, stores, clock = generation.config, shared.stores, shared.clock
         runner = Runner(
-            its.model,
+            ready.model,
             gate,
-            its.plans,
-            made.decisions,
-            made.rules,
+            ready.plans,
+            generation.decisions,
+            generation.rules,
             shared.bus.publish,
             shared.bus.has_listener,
             shared.meter.cost_usd,
         )
         known = {one.name: one for one in config.subagents}
-        deps = (its.souls, shared.settings.of, clock, shared.journal_of, made.agents)
+        deps = (ready.souls, shared.settings.of, clock, shared.journal_of, generation.agents)
         subagents = Subagents(known, runner, *deps)
         gate.renew("", subagents.tools)
         forget: Callable[[SessionKey], Awaitable[None]] = gate.forget
@@ -267,12 +271,12 @@ class Gateway:
             runner, forget = replace(runner, gate=summing), stores.tools.forget_originals
         vaults = vaults_of(config.agents, gate.offered, config.plugins, stores.tools)
         worker = RunWorker(
-            agents=made.agents,
+            agents=generation.agents,
             runner=runner,
             inbox=shared.inbox,
             journal=shared.journal,
             episodes=shared.episodes,
-            souls=its.souls,
+            souls=ready.souls,
             settings=shared.settings,
             clock=clock,
             bus=shared.bus,
@@ -285,13 +289,13 @@ class Gateway:
             memory=memory.recall,
             vaults=vaults,
             compact=self._compaction.consider,
-            turns=its.turns,
+            turns=ready.turns,
         )
         return worker, forget
 
-    def _replayer(self, its: Working, worker: RunWorker) -> Replayer:
-        """The same clients over what was recorded: without keys, addresses and waiting."""
-        config, key = its.made.config, Secret("replayed")
+    def _replayer(self, ready: ReadyGeneration, worker: RunWorker) -> Replayer:
+        """Returns a replayer whose provider clients read the journal: they need no keys, addresses or waits."""
+        config, key = ready.generation.config, Secret("replayed")
 
         def replayed(reel: Reel) -> Model:
             how = (reel, reel, reel.random)
@@ -312,12 +316,12 @@ class Gateway:
         return self.watch.health
 
     def web(self, settings: WebSettings) -> WebApp:
-        """The front door, with all methods and routes."""
+        """Builds the front door with all methods and routes."""
         clock, audit, keys = self.shared.clock, self.shared.stores.audit, self.shared.keys
         self._key = settings.cli_secret or ""
         identities = Identities(settings, clock, audit, keys.note_use)
         keys.attach(identities)
-        registry, routes = self._doors(self.now, self.front, self.replays, identities)
+        registry, routes = self._doors(self.current, self.front, self.replays, identities)
         cluster = self.shared.cluster
         app = self._app = WebApp(
             settings,
@@ -331,13 +335,13 @@ class Gateway:
         return app
 
     def _doors(
-        self, its: Working, front: Front, replays: Replayer, identities: Identities
+        self, ready: ReadyGeneration, front: Front, replays: Replayer, identities: Identities
     ) -> tuple[Registry, Routes]:
-        stores, meter, config = self.shared.stores, self.shared.meter, its.made.config
+        stores, meter, config = self.shared.stores, self.shared.meter, ready.generation.config
         spending = BudgetMethods(front, stores.ledger, meter)
-        tokens = TokenMethods(self.shared.keys, identities, its.made.agents)
+        tokens = TokenMethods(self.shared.keys, identities, ready.generation.agents)
         registry = Registry(
-            METHODS, {**self._handlers(its, front, replays, spending), **handlers_of(tokens)}
+            METHODS, {**self._handlers(ready, front, replays, spending), **handlers_of(tokens)}
         )
         metrics = Metrics(
             front,
@@ -346,7 +350,7 @@ class Gateway:
             self.health.reasons,
             self.version,
             ChannelFigures(self.channels.statuses, stores.outbox, *self.shared.traffic),
-            its.gate.foreign,
+            ready.gate.foreign,
             self.shared.reports.figures,
             lambda: len(self._app.sockets.connections) if self._app else 0,
             self.shared.dropped,
@@ -367,23 +371,23 @@ class Gateway:
         return registry, documented(routes, self.version, documents)
 
     def _handlers(
-        self, its: Working, front: Front, replays: Replayer, spending: BudgetMethods
+        self, ready: ReadyGeneration, front: Front, replays: Replayer, spending: BudgetMethods
     ) -> Mapping[str, Handler]:
-        shared, config, memory = self.shared, its.made.config, self.memory
-        stores, clock, plugins, ids = shared.stores, shared.clock, its.plugins, shared.ids
+        shared, config, memory = self.shared, ready.generation.config, self.memory
+        stores, clock, plugins, ids = shared.stores, shared.clock, ready.plugins, shared.ids
         about = ProcessInfo(
             version=self.version,
             started=self._started,
             store_url=config.store.url,
             pid=os.getpid(),
-            generation=its.number,
+            generation=ready.number,
             config=self.reloads.state,
         )
         status = StatusMethods(
             front,
             about,
             self.watch.reasons,
-            gate=its.gate,
+            gate=ready.gate,
             plugins=lambda: plugins.infos,
             account=plugins.account,
             budget=spending.period_rows,
@@ -392,15 +396,15 @@ class Gateway:
                 "unindexed": memory.indexer.backlog,
             },
             channels=self.channels.statuses,
-            rules=its.made.rules,
-            trial=provider_trial(config, its.model, ids),
+            rules=ready.generation.rules,
+            trial=provider_trial(config, ready.model, ids),
             subagents=config.subagents,
         )
         room, letters, facts = self.channels, stores.outbox, (stores.facts, memory.recall)
         families = (
             spending,
             AuditMethods(stores.audit),
-            BackupMethods(partial(self.backups.create, config, generation=its.number)),
+            BackupMethods(partial(self.backups.create, config, generation=ready.number)),
             LogMethods(
                 partial(read_log, config.gateway.data_dir / FOLDER), stores.inbox, shared.clock
             ),
@@ -408,13 +412,13 @@ class Gateway:
             ChannelMethods(
                 room.statuses, letters, stores.channels, room.nudge, clock, room.retry_message
             ),
-            MemoryMethods(*facts, clock, ids, memory.settled, its.made.sharing, front),
+            MemoryMethods(*facts, clock, ids, memory.settled, ready.generation.sharing, front),
             ChatMethods(front, replays),
             SessionMethods(front),
             self._events,
-            SettingsMethods(shared.settings, its.made.choosable),
+            SettingsMethods(shared.settings, ready.generation.choosable),
             ConfigMethods(self.reloads.reload, self.changes, partial(self._examine, spending)),
-            PluginCallMethods(its.gate, lambda: plugins.infos, ids),
+            PluginCallMethods(ready.gate, lambda: plugins.infos, ids),
             ClusterMethods(shared.cluster.overview if shared.cluster else None, clock),
             status,
         )
@@ -427,7 +431,7 @@ class Gateway:
         first, last = await audit.after(0, limit=1), await audit.newest(kind="backup.created")
         now = shared.clock.now()
         upkeep = Upkeep(
-            config=self.now.made.config,
+            config=self.current.generation.config,
             now=now,
             began=first[0].at if first else now,
             backed_up=last[0].at if last else None,
@@ -438,25 +442,25 @@ class Gateway:
         )
         return await self.changes.examine(upkeep, is_live=is_live)
 
-    # -- channels, and what is served over MCP
+    # -- channels, and the MCP server
 
     async def load_channels(self) -> None:
-        """Opens the channels of the generation in force, as far as they are not open. Raises StoreUnavailable."""
-        config, shared, room = self.now.made.config, self.shared, self.channels
-        await room.renew(config.channels, self.now.plugins)
+        """Opens those channels of the generation in force that are not open yet. Raises StoreUnavailable."""
+        config, shared, room = self.current.generation.config, self.shared, self.channels
+        await room.renew(config.channels, self.current.plugins)
         accounts = frozenset((one.name, one.account) for one in config.channels)
         if config.channels and room.deliveries is None:
-            fetch = (await shared.parts.use("fetch", open_fetch)).value
+            fetch = (await shared.resources.acquire("fetch", open_fetch)).value
             known = (accounts, shared.stores.outbox, self.front, shared.bus)
             opening = partial(delivering, room, *known, fetch=fetch)
-            await shared.parts.use("deliveries", opening)
+            await shared.resources.acquire("deliveries", opening)
         elif not config.channels:
             await shared.stores.outbox.strand((), at=shared.clock.now())
         if self._may_connect:
             self.connect()
 
     def connect(self) -> None:
-        """Keeps the connections to platforms from now on, until the drain."""
+        """Connects to platforms, now and after each reload, until the drain."""
         self._may_connect = True
         if self.channels.names and not self._is_connecting:
             self._is_connecting = True
@@ -468,19 +472,19 @@ class Gateway:
             await keep_channels_connected(self.channels, fetch, sockets)
 
     async def serve_mcp(self, config: GatewayConfig) -> None:
-        """Makes the application at /mcp, if it is wanted and not there."""
+        """Opens the MCP server at /mcp if the configuration enables it and it is not open yet."""
         if config.mcp.serve.is_enabled and self._mcp is None:
-            serving = await to_thread.run_sync(_mcp_door)  # takes a third of a second
+            serving = await to_thread.run_sync(_import_mcp)  # takes a third of a second
             self._desk = ServedDesk(
-                self.front, self.now.gate, served_agent(config), self.shared.ids
+                self.front, self.current.gate, served_agent(config), self.shared.ids
             )
-            opening = partial(serving, self._desk, schemas=SchemaChecks(), most_bytes=MOST_BYTES)
-            self._mcp = (await self.shared.parts.use("served", opening)).value
+            opening = partial(serving, self._desk, schemas=SchemaChecks(), most_bytes=MCP_MAX_BYTES)
+            self._mcp = (await self.shared.resources.acquire("served", opening)).value
 
     # -- the end
 
-    async def look_anew(self) -> None:
-        """Reads again what another node may have changed. Raises StoreUnavailable."""
+    async def refresh(self) -> None:
+        """Reads again the values that another node may have changed. Raises StoreUnavailable."""
         shared = self.shared
         shared.settings.known.clear()
         if shared.cluster is not None:
@@ -492,7 +496,7 @@ class Gateway:
         shared.meter.try_again()
 
     async def drain(self) -> None:
-        """Refuses new work, and waits for the runs that are at work."""
+        """Refuses new work, and waits for the running runs for at most `gateway.drain_s`."""
         lanes = self.shared.lanes
         self.health.draining = True
         self.channels.disconnect()
@@ -502,32 +506,32 @@ class Gateway:
             self.shared.cluster.leave()
         lanes.pause()
         log.info("draining", extra={"running": lanes.working})
-        with anyio.move_on_after(self.now.made.config.gateway.drain_s) as scope:
+        with anyio.move_on_after(self.current.generation.config.gateway.drain_s) as scope:
             await lanes.wait_idle()
             await self.stateless.wait_idle()
         if scope.cancelled_caught:
             log.warning("runs_interrupted", extra={"running": lanes.working})
         await self.channels.drain()
         if self.shared.cluster is not None:
-            await self.shared.cluster.gone()
+            await self.shared.cluster.wait_left()
         for run in tuple(self.shared.live.values()):
             run.publish(is_over=False)
         self.stateless.abandon_all()
 
 
-def _mcp_door() -> Callable[..., AbstractAsyncContextManager[Door]]:
+def _import_mcp() -> Callable[..., AbstractAsyncContextManager[Door]]:
     from gateway.mcp.endpoint import serving  # noqa: PLC0415  # slow to import
 
     return serving
 
 
 def served_agent(config: GatewayConfig) -> AgentDef:
-    """Whose tools are served at /mcp."""
-    return replace(usual_agent(config), tools=config.mcp.serve.tools)
+    """Returns the agent whose tools are served at /mcp."""
+    return replace(default_agent(config), tools=config.mcp.serve.tools)
 
 
 @asynccontextmanager
-async def assembled(
+async def open_gateway(
     config: GatewayConfig,
     *,
     version: str,
@@ -535,36 +539,36 @@ async def assembled(
     patience_s: float = LOAD_WAIT_S,
     read: ReadConfig | None = None,
 ) -> AsyncIterator[Gateway]:
-    """Everything but the front doors, at work until the context is left. Plugins that take longer
-    than `patience_s` come later, with the channels that they are adapters of. `read` reads the configuration
-    again: without it only what its files hold is reloaded."""
-    async with opening or opened(config) as shared:
-        made = await to_thread.run_sync(build, config)
+    """Runs everything but the front door until the context is left. Plugins that load longer than `patience_s`, and their
+    channels, come later. `read` reads the configuration again; without it a reload reads only the files that the
+    configuration names."""
+    async with opening or open_shared(config) as shared:
+        generation = await to_thread.run_sync(build, config)
         read = read or (lambda path: LoadedConfig(config, Document(), {}))
         try:
-            gateway = await start(made, shared, read, version=version, patience_s=patience_s)
+            gateway = await start(generation, shared, read, version=version, patience_s=patience_s)
             yield gateway
         finally:
             shared.group.cancel_scope.cancel()
 
 
 async def start(
-    made: Generation,
+    generation: Generation,
     shared: Shared,
     read: ReadConfig,
     *,
     version: str,
     patience_s: float = LOAD_WAIT_S,
 ) -> Gateway:
-    """Sets the first generation to work. Raises SoulUnreadable, TreeInvalid, StoreUnavailable."""
-    config, stores, clock = made.config, shared.stores, shared.clock
-    look = await to_thread.run_sync(look_at, config)
-    first = await prepared(made, shared, look=look, patience_s=patience_s)
+    """Starts the first generation and the background tasks. Raises SoulUnreadable, TreeInvalid, StoreUnavailable."""
+    config, stores, clock = generation.config, shared.stores, shared.clock
+    snapshot = await to_thread.run_sync(snapshot_files, config)
+    first = await prepare(generation, shared, snapshot=snapshot, patience_s=patience_s)
     await offer_late_plugins(first.plugins, first.gate, stores.audit, clock)
     await note_start(stores.audit, config, first.plugins.infos, version, clock.now())
-    for one in made.rules.refused:
+    for one in generation.rules.refused:
         log.warning("rule_file_refused", extra={"file": one.file, "why": one.why})
-    gateway = Gateway(first, version, shared, (read, look))
+    gateway = Gateway(first, version, shared, (read, snapshot))
     await gateway.load_channels()
     await gateway.serve_mcp(config)
     await gateway.backups.recall()
@@ -572,11 +576,11 @@ async def start(
     for name, task in (
         ("files", gateway.reloads.watch),
         ("store", gateway.watch.run),
-        ("sweep", partial(sweep, lambda: gateway.now.made.config, stores, clock)),
+        ("sweep", partial(sweep, lambda: gateway.current.generation.config, stores, clock)),
         ("index", gateway.memory.indexer.run),
         ("loop", partial(watch_loop, shared.reports.figures, clock)),
         ("channels", partial(gateway.channels.open_late, first.plugins)),
     ):
-        may_end = name == "channels"  # there may be none to wait for
+        may_end = name == "channels"  # it ends when all late plugins are loaded
         shared.group.start_soon(partial(supervise, name, task, clock, may_end=may_end), name=name)
     return gateway

@@ -1,4 +1,4 @@
-"""What goes on beside serving: series begin at 0, what is old is forgotten."""
+"""Background work: known metric series start at 0, and old data is deleted."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
@@ -15,17 +15,17 @@ from gateway.domain.sessions import chain_of
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 3600.0
-AT_ONCE = 500
-PAUSE_S = 0.1
+SWEEP_EVERY_S = 3600.0
+SWEEP_ROWS = 500
+SWEEP_PAUSE_S = 0.1
 MOST_BEGUN = 20  # agents, and channels, whose series start at 0
 REASONS = ("answered", "provider_error", "internal_error")
 OUTCOMES = ("answered", "failed", "broken")
-SENT_AGAIN = timedelta(days=8)  # no platform brings a message again after a week
+SENT_AGAIN = timedelta(days=8)  # no platform repeats a message after a week
 
 
 def begin_series(figures: Figures, config: GatewayConfig, tools: Iterable[str]) -> None:
-    """Known series start at 0: else the first of a kind would be no increase."""
+    """Starts known series at 0. Without a 0 the first event of a series is not an increase."""
     channels = (*sorted(OWN_CHANNELS), *(one.name for one in config.channels))[:MOST_BEGUN]
     figures.channels.known.update(channels)
     figures.tools.known.update(tools)
@@ -38,23 +38,22 @@ def begin_series(figures: Figures, config: GatewayConfig, tools: Iterable[str]) 
 
 
 async def sweep(current: Callable[[], GatewayConfig], stores: Stores, clock: Clock) -> None:
-    """Forgets what is old, a little at a time, until cancelled."""
+    """Deletes expired data in small steps, until cancelled."""
     care = stores.care
 
-    async def repeat(forget: Callable[..., Awaitable[object]], age: timedelta) -> None:
+    async def repeat(delete: Callable[..., Awaitable[object]], age: timedelta) -> None:
         before = clock.now() - age
-        while await forget(before=before, limit=AT_ONCE):
-            await clock.sleep(PAUSE_S)
+        while await delete(before=before, limit=SWEEP_ROWS):
+            await clock.sleep(SWEEP_PAUSE_S)
 
     while True:
         config = current()
-        ages = [(one.id, one.context.expire_days) for one in config.agents]
-        expiring = [(agent_id, timedelta(days=days)) for agent_id, days in ages if days is not None]
         try:
             await repeat(care.sweep, timedelta(days=config.store.journal_days))
             await repeat(stores.channels.forget_received, SENT_AGAIN)
-            for agent_id, age in expiring:
-                await repeat(partial(care.expire, agent_id), age)
+            for agent in (one for one in config.agents if one.context.expire_days is not None):
+                age = timedelta(days=agent.context.expire_days or 0)
+                await repeat(partial(care.expire, agent.id), age)
         except StoreUnavailable as error:
             log.warning("sweep_failed", extra={"why": str(error)})
-        await clock.sleep(EVERY_S)
+        await clock.sleep(SWEEP_EVERY_S)

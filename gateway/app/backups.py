@@ -1,4 +1,4 @@
-"""Backups: made of a store and of what the configuration names, looked through, and put back."""
+"""Backups of the store, the configuration and the files that it names: create, verify and restore."""
 
 import os
 import platform
@@ -29,7 +29,6 @@ from gateway.domain.backups import (
     OUTSIDE,
     SECRETS,
     ArchiveDamaged,
-    ArchiveMember,
     Backup,
     BackupRefused,
     Manifest,
@@ -57,16 +56,16 @@ from gateway.store.opening import LOCK, RESTORING, locked, make_private, read_ow
 from gateway.store.sqlite import FILE, open_sqlite
 from gateway.store.tables import VERSION as SCHEMA
 
-USUAL_FOLDER = "backups"  # in the data directory, and left out of every archive
-RESTORED = "restored"  # in it: what a backup holds besides the store
+DEFAULT_FOLDER = "backups"  # in the data directory
+RESTORED = "restored"  # in the data directory: the restored configuration and its files
 _LARGEST_TEXT = 4 << 20
-_HELD = "its sending was under way when the backup was made: nobody knows whether it arrived"
+_HELD = "it was being sent when the backup was made; it may have arrived"
 
 
-# --- making one ----------------------------------------------------------------------------------
+# --- create --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class BackupMaker:
-    """Makes archives of one store, one after the other; `note` hears when."""
+    """Makes archives of a store, one at a time. `note` is called with the time of each."""
 
     stores: Stores
     clock: Clock
@@ -74,7 +73,7 @@ class BackupMaker:
     note: Callable[[datetime], None] = lambda at: None
 
     async def recall(self) -> None:
-        """Notes the last one, whoever made it."""
+        """Notes the time of the last backup in the audit."""
         for entry in await self.stores.audit.newest(kind="backup.created", limit=1):
             self.note(entry.at)
 
@@ -89,76 +88,62 @@ class BackupMaker:
     ) -> Backup:
         """Raises Busy, BackupRefused, StoreUnavailable."""
         if self.turn.locked():
-            raise Busy("a backup is being made already: wait for it")
+            raise Busy("another backup is being made: wait for it")
         async with self.turn:
-            return await self._create(
-                config, path, with_secrets=with_secrets, by=by, generation=generation
-            )
-
-    async def _create(
-        self,
-        config: GatewayConfig,
-        path: Path | None,
-        *,
-        with_secrets: bool,
-        by: str,
-        generation: int,
-    ) -> Backup:
-        now = self.clock.now()
-        target = await to_thread.run_sync(_target, config.gateway.data_dir, path, now)
-        copy = _store_part(target)
-        try:
-            await self.stores.care.snapshot(copy, copies=2)
-            engine = "surrealdb" if "://" in config.store.url else "embedded"
-            told = Manifest(
-                VERSION, now, platform.node(), engine, generation, with_secrets, _NOTHING, ()
-            )
-            made = await to_thread.run_sync(_write, target, copy, told, config)
-        finally:
-            with anyio.CancelScope(shield=True), suppress(OSError):  # it was never made
-                await to_thread.run_sync(partial(copy.unlink, missing_ok=True))
-        detail = {"file": made.file, "sha256": made.sha256, "bytes": made.bytes}
-        facts = {**detail, "accepted": made.manifest.store.accepted, "secrets": with_secrets}
-        try:
-            await self.stores.audit.append(
-                AuditEvent(self.clock.now(), "backup.created", by, facts)
-            )
-        except StoreUnavailable as error:  # as on a full disk: whoever makes room needs the archive
-            why = f"{target} was made and is whole, and could not be noted in the audit: {error}"
-            raise BackupRefused(why) from error
-        self.note(now)
-        return made
+            now = self.clock.now()
+            target = await to_thread.run_sync(_target, config.gateway.data_dir, path, now)
+            copy = _store_part(target)
+            try:
+                await self.stores.care.snapshot(copy, copies=2)
+                engine = "surrealdb" if "://" in config.store.url else "embedded"
+                about = (VERSION, now, platform.node(), engine, generation, with_secrets)
+                manifest = Manifest(*about, _EMPTY, ())
+                made = await to_thread.run_sync(_write, target, copy, manifest, config)
+            finally:
+                with anyio.CancelScope(shield=True), suppress(OSError):
+                    await to_thread.run_sync(partial(copy.unlink, missing_ok=True))
+            detail = {"file": made.file, "sha256": made.sha256, "bytes": made.bytes}
+            facts = {**detail, "accepted": made.manifest.store.accepted, "secrets": with_secrets}
+            try:
+                event = AuditEvent(self.clock.now(), "backup.created", by, facts)
+                await self.stores.audit.append(event)
+            except StoreUnavailable as error:  # on a full disk the operator needs the archive
+                raise BackupRefused(
+                    f"{target} is intact, but the audit could not record it: {error}"
+                ) from error
+            self.note(now)
+            return made
 
 
-_NOTHING = StoreContents(0, 0, 0, 0, "", 0, {})
+_EMPTY = StoreContents(0, 0, 0, 0, "", 0, {})
 
 
 async def create_offline(
     config: GatewayConfig, path: Path | None, *, with_secrets: bool, clock: Clock
 ) -> Backup:
-    """Without a gateway, under its lock. Raises DataDirInUse as well."""
+    """Makes a backup without a gateway, under its lock. Raises what `create` raises, and DataDirInUse."""
     url, data_dir = config.store.url, config.gateway.data_dir
     if url == "memory" or (url == "embedded" and not (data_dir / FILE).exists()):
-        raise BackupRefused(f"there is no store in {data_dir}: nothing to back up")
+        raise BackupRefused(f"nothing to back up: there is no store in {data_dir}")
     async with open_stores(config, clock) as (stores, _):
         maker = BackupMaker(stores, clock, anyio.Lock())
         return await maker.create(config, path, with_secrets=with_secrets, by="local")
 
 
 def _target(data_dir: Path, path: Path | None, now: datetime) -> Path:
-    """The file to be made; what it is in is there already."""
+    """Returns the path of a new archive, whose folder exists. Raises BackupRefused."""
     data_dir = data_dir.resolve()
     if path is not None:
         found = data_dir / path
-        with _faults(found):
+        with _file_errors(found):
             if os.path.lexists(found):
-                raise BackupRefused(f"{found} is there already: name another file, or move it away")
+                raise BackupRefused(f"{found} exists: give another file, or move it away")
             if not found.parent.is_dir():
-                raise BackupRefused(f"there is no folder {found.parent}: make it first")
+                raise BackupRefused(f"there is no folder {found.parent}: create it first")
             with suppress(FileNotFoundError):
-                _store_part(found).lstat()  # a name that is too long
+                _store_part(found).lstat()  # raises for a name that is too long
         return found
-    folder = data_dir / USUAL_FOLDER
+    folder = data_dir / DEFAULT_FOLDER
     make_private(folder)
     match_owner(data_dir, folder)
     sweep_parts(folder)
@@ -174,22 +159,22 @@ def _stamp(now: datetime) -> str:
 
 
 def _unused(path: Path, suffix: str = "") -> Iterator[Path]:
-    """Names that nothing has yet."""
+    """Yields free names."""
     for number in count(1):
         name = path.with_name(f"{path.name}{f'-{number}' if number > 1 else ''}{suffix}")
         if not os.path.lexists(name):
             yield name
 
 
-def _write(target: Path, copy: Path, told: Manifest, config: GatewayConfig) -> Backup:
+def _write(target: Path, copy: Path, manifest: Manifest, config: GatewayConfig) -> Backup:
     contents = contents_of(copy)
     left_out: list[OmittedFile] = []
-    with _faults(target), new_archive(target) as archive:
+    with _file_errors(target), new_archive(target) as archive:
         archive.add_file(FILE, copy)
-        for name, path, content in _texts(config, left_out, with_secrets=told.secrets):
+        for name, path, content in _texts(config, left_out, with_secrets=manifest.secrets):
             archive.add_bytes(name, content, str(path))
         manifest = replace(
-            told,
+            manifest,
             store=contents,
             members=tuple(archive.members),
             plugins=tuple(_plugins(config)),
@@ -203,8 +188,8 @@ def _write(target: Path, copy: Path, told: Manifest, config: GatewayConfig) -> B
 
 
 @contextmanager
-def _faults(path: Path) -> Iterator[None]:
-    """A file that cannot be written or read raises BackupRefused."""
+def _file_errors(path: Path) -> Iterator[None]:
+    """Turns OSError into BackupRefused."""
     try:
         yield
     except OSError as error:
@@ -213,18 +198,18 @@ def _faults(path: Path) -> Iterator[None]:
 
 
 def _as_json(manifest: Manifest) -> Mapping[str, Any]:
-    """What the store holds stands beside the rest."""
-    told = asdict(manifest)
-    store = told.pop("store")
+    """Returns manifest.json, in which the fields of the store stand beside the others."""
+    fields = asdict(manifest)
+    store = fields.pop("store")
     audit = {"seq": store.pop("audit_seq"), "hash": store.pop("audit_hash")}
-    members = [{name: one for name, one in row.items() if one} for row in told.pop("members")]
-    return {**told, **store, "audit": audit, "members": members}
+    members = [{name: one for name, one in row.items() if one} for row in fields.pop("members")]
+    return {**fields, **store, "audit": audit, "members": members}
 
 
 def _texts(
     config: GatewayConfig, left_out: list[OmittedFile], *, with_secrets: bool
 ) -> Iterator[tuple[str, Path, bytes]]:
-    """The configuration and what it names: the name of the member, where it lies, and its bytes."""
+    """Yields the name, path and content of the configuration and of each file that it names."""
     secrets = dict[str, Path]()
     for name, path in _members(config).items():
         content = _read(name, path, left_out)
@@ -239,7 +224,7 @@ def _texts(
 
 
 def _members(config: GatewayConfig) -> dict[str, Path]:
-    """Where each member lies."""
+    """Maps the name of each member to its path."""
     if config.origin is None:
         return {}
     origin = config.origin.absolute()
@@ -252,7 +237,8 @@ def _members(config: GatewayConfig) -> dict[str, Path]:
 
 
 def _read(name: str, path: Path, left_out: list[OmittedFile]) -> bytes | None:
-    why = "" if is_safe_name(name) else "its name cannot stand in an archive"
+    """Reads a member. Returns None and notes the reason in `left_out` if that fails."""
+    why = "" if is_safe_name(name) else "an archive cannot hold its name"
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_TEXT + 1)
@@ -268,14 +254,12 @@ def _without_secrets(path: Path, content: bytes, left_out: list[OmittedFile]) ->
     try:
         return without_secrets(content.decode()).encode()
     except (ValueError, CannotEdit) as error:
-        left_out.append(
-            OmittedFile(str(path), f"its secrets cannot be told from the rest: {error}")
-        )
+        left_out.append(OmittedFile(str(path), f"its secrets cannot be removed: {error}"))
         return None
 
 
 def _secret_files(content: bytes, folders: Sequence[Path]) -> dict[str, Path]:
-    """The files that references name, each with the name of its member."""
+    """Maps the member names of the secret files that references name to their paths."""
     found = REFERENCE.finditer(content.decode(errors="replace"))
     places = {one[2]: [folder / one[2] for folder in folders] for one in found if one[1] == "file"}
     return {
@@ -285,7 +269,7 @@ def _secret_files(content: bytes, folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def _named(config: GatewayConfig) -> Iterator[Path]:
-    """Souls, templates, trees and rules that are the operator's own."""
+    """Yields the operator's own souls, templates, trees and rules."""
     for one in config.agents:
         agent: AgentDef | None = one
         while agent is not None:
@@ -305,83 +289,77 @@ def _plugins(config: GatewayConfig) -> Iterator[PinnedPlugin]:
         yield PinnedPlugin(one.name, str(one.path), digest)
 
 
-# --- looking through one -------------------------------------------------------------------------
+# --- verify --------------------------------------------------------------------------------------
 def verify(path: Path) -> Backup:
-    """Raises ArchiveDamaged for one that is not whole, BackupRefused for one that cannot be used here."""
+    """Checks every byte. Raises ArchiveDamaged, and BackupRefused if this version cannot use the archive."""
     with open_archive(path) as archive:
         manifest = _manifest(archive, path)
         for member in manifest.members:
             if member.name != FILE:
                 archive.check(member)
         with tempfile.TemporaryDirectory(prefix="exogate-") as folder:
-            _take_store(archive, manifest, Path(folder))
+            _extract_store(archive, manifest, Path(folder))
         return Backup(str(path), archive.sha256, archive.size, manifest)
 
 
 def _manifest(archive: ReadArchive, path: Path) -> Manifest:
-    """Raises BackupRefused if only a newer program knows what it says."""
-    told = archive.manifest
+    """Parses the manifest. Raises ArchiveDamaged, and BackupRefused if only a newer version knows its format."""
+    fields = archive.manifest
     try:
-        form, made_by = int(told["format"]), str(told["exogate"])
-        version = int(told["schema_version"])
+        form, made_by = int(fields["format"]), str(fields["exogate"])
+        version = int(fields["schema_version"])
         if form > FORMAT or version > SCHEMA:
             raise BackupRefused(
-                f"{path} was made by exogate {made_by[:40]} (schema version {version}), and this is "
-                f"{VERSION} (up to {SCHEMA}): restore it with that version, or with a newer one"
+                f"{path} was made by exogate {made_by[:40]} (schema version {version}); this is "
+                f"{VERSION} (up to {SCHEMA}): restore it with that version or a newer one"
             )
-        audit = told["audit"]
+        if [one.name for one in archive.members].count(FILE) != 1:
+            raise ValueError("there is no store")
+        audit = fields["audit"]
         store = StoreContents(
             schema_version=version,
-            accepted=int(told["accepted"]),
-            commits=int(told["commits"]),
+            accepted=int(fields["accepted"]),
+            commits=int(fields["commits"]),
             audit_seq=int(audit["seq"]),
             audit_hash=str(audit["hash"]),
-            sourceless=int(told["sourceless"]),
-            counts={str(name): int(rows) for name, rows in told["counts"].items()},
+            sourceless=int(fields["sourceless"]),
+            counts={str(name): int(rows) for name, rows in fields["counts"].items()},
         )
         return Manifest(
             made_by,
-            datetime.fromisoformat(told["created_at"]),
-            str(told["node"]),
-            str(told["engine"]),
-            int(told["generation"]),
-            bool(told["secrets"]),
+            datetime.fromisoformat(fields["created_at"]),
+            str(fields["node"]),
+            str(fields["engine"]),
+            int(fields["generation"]),
+            bool(fields["secrets"]),
             store,
-            _with_store(archive.members),
-            [PinnedPlugin(one["name"], one["path"], one["sha256"]) for one in told["plugins"]],
-            [OmittedFile(one["path"], one["why"]) for one in told["left_out"]],
+            tuple(archive.members),
+            [PinnedPlugin(one["name"], one["path"], one["sha256"]) for one in fields["plugins"]],
+            [OmittedFile(one["path"], one["why"]) for one in fields["left_out"]],
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ArchiveDamaged(
-            f"{path} does not describe itself ({error!r}): do not use it"
-        ) from error
+        raise ArchiveDamaged(f"{path} has a bad manifest ({error!r}): do not use it") from error
 
 
-def _with_store(members: Any) -> tuple[ArchiveMember, ...]:
-    if [one.name for one in members].count(FILE) != 1:
-        raise ValueError("it holds no store")
-    return tuple(members)
-
-
-def _take_store(archive: ReadArchive, manifest: Manifest, folder: Path) -> None:
-    """Into an empty folder, and looks it over there."""
+def _extract_store(archive: ReadArchive, manifest: Manifest, folder: Path) -> None:
+    """Extracts the store into an empty folder and checks it there."""
     member = next(one for one in manifest.members if one.name == FILE)
-    with _faults(folder):
+    with _file_errors(folder):
         free = shutil.disk_usage(folder).free
         if free < member.size:
             raise BackupRefused(
-                f"to look at the store takes {member.size:,} bytes, and {folder} has {free:,} left: "
+                f"the check of the store needs {member.size:,} bytes, but {folder} has {free:,}: "
                 "free some space"
             )
         archive.extract(member, folder / FILE)
     check_copy(folder / FILE, manifest.store)
 
 
-# --- putting one back ----------------------------------------------------------------------------
+# --- restore -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """`moved_to`: where the old data directory is now. What was `sending` is held; what is `reserved`
-    counts as spent at the next start."""
+    """The result of a restore. `moved_to`: the new path of the old data directory. `held`: answers that were being sent.
+    `reserved`: reservations, which count as spent at the next start."""
 
     backup: Backup
     data_dir: str
@@ -393,8 +371,8 @@ class Restored:
 async def restore(
     path: Path, data_dir: Path, *, force: bool, dry_run: bool, clock: Clock
 ) -> Restored:
-    """Builds it beside the data directory, which it becomes at the very end. Raises DataDirInUse, and what
-    `verify` raises; nothing is changed then."""
+    """Builds a new data directory beside the old one and renames it last. Raises DataDirInUse and what `verify` raises;
+    an error changes nothing."""
     folder = await to_thread.run_sync(data_dir.resolve)
     aside = _unused(folder.with_name(f"{folder.name}.before-{_stamp(clock.now())}"))
     moved_to = await to_thread.run_sync(next, aside)
@@ -408,17 +386,17 @@ async def restore(
         building, made = folder.with_name(folder.name + RESTORING), list[Path]()
         async with AsyncExitStack() as undo:
             undo.push_async_callback(_undo, lambda: _remove(made))
-            is_there = await to_thread.run_sync(partial(_take, folder, held, made, force=force))
+            is_there = await to_thread.run_sync(partial(_lock, folder, held, made, force=force))
             undo.push_async_callback(_undo, partial(shutil.rmtree, building, ignore_errors=True))
             found = await to_thread.run_sync(_build, path, building, held)
-            sending = await _settled(building, found, clock)
-            await to_thread.run_sync(_put, building, folder, moved_to if is_there else None)
+            sending = await _hold_sending(building, found, clock)
+            await to_thread.run_sync(_replace, building, folder, moved_to if is_there else None)
             undo.pop_all()
     return _restored(found, folder, moved_to if is_there else None, sending)
 
 
 async def _undo(step: Callable[[], object]) -> None:
-    """Takes back what was restored in part: a gateway would not start beside it."""
+    """Runs a step of clean-up: a gateway does not start beside a partial restore."""
     with anyio.CancelScope(shield=True):
         await to_thread.run_sync(step)
 
@@ -435,25 +413,25 @@ def _restored(found: Backup, folder: Path, moved_to: Path | None, sending: int) 
 
 
 def _may_replace(folder: Path, *, force: bool) -> bool:
-    """Whether there is something to be moved aside. Raises BackupRefused."""
+    """True if there are files to be moved aside. Raises BackupRefused."""
     if folder.is_mount():
         raise BackupRefused(
-            f"{folder} is a mount point, which cannot be replaced: restore into a folder in it, with "
-            "--data-dir, and name that as [gateway] data_dir"
+            f"{folder} is a mount point and cannot be replaced: restore into a folder in it with "
+            "--data-dir, and set [gateway] data_dir to that"
         )
     there = sorted(one.name for one in folder.iterdir()) if folder.exists() else []
     inside = [one for one in there if one != LOCK]
     if inside and not force:
         shown = ", ".join(inside[:5])
         raise BackupRefused(
-            f"{folder} is not empty ({shown}): name another with --data-dir, or add --force, which "
-            "moves it aside and deletes nothing"
+            f"{folder} is not empty ({shown}): give another --data-dir, or add --force, which moves "
+            "it aside and deletes nothing"
         )
     return bool(inside)
 
 
-def _take(folder: Path, held: ExitStack, made: list[Path], *, force: bool) -> bool:
-    """Locks the folder; `made` gets what was not there, the innermost first."""
+def _lock(folder: Path, held: ExitStack, made: list[Path], *, force: bool) -> bool:
+    """Locks the folder. Adds the paths that it creates to `made`, the innermost first. Returns `_may_replace`."""
     missing = [one for one in (folder / LOCK, folder, *folder.parents) if not one.exists()]
     make_private(folder)
     held.enter_context(locked(folder))
@@ -462,23 +440,23 @@ def _take(folder: Path, held: ExitStack, made: list[Path], *, force: bool) -> bo
 
 
 def _build(path: Path, building: Path, held: ExitStack) -> Backup:
-    """The new data directory, complete but for what is settled in it."""
-    with _faults(building), open_archive(path) as archive:
+    """Extracts an archive as a new data directory."""
+    with _file_errors(building), open_archive(path) as archive:
         manifest = _manifest(archive, path)
-        if building.exists():  # of a restore that was killed
+        if building.exists():  # left by a restore that was killed
             shutil.rmtree(building)
         make_private(building)
         sync_folder(building.parent)
         held.enter_context(locked(building))
-        _take_store(archive, manifest, building)
+        _extract_store(archive, manifest, building)
         for member in manifest.members:
             if member.name != FILE:
                 archive.extract(member, building / RESTORED / member.name.removeprefix(CONFIG))
         return Backup(str(path), archive.sha256, archive.size, manifest)
 
 
-async def _settled(building: Path, found: Backup, clock: Clock) -> int:
-    """Opens the store, which makes its mark and brings it up to date, and holds what must not be done twice."""
+async def _hold_sending(building: Path, found: Backup, clock: Clock) -> int:
+    """Opens the store, which upgrades it, and holds the answers that were being sent. Returns their number."""
     async with open_sqlite(building, clock=clock) as stores:
         sending = await stores.outbox.interrupted()
         for one in sending:
@@ -493,8 +471,8 @@ async def _settled(building: Path, found: Backup, clock: Clock) -> int:
     return len(sending)
 
 
-def _put(building: Path, folder: Path, moved_to: Path | None) -> None:
-    with _faults(folder):
+def _replace(building: Path, folder: Path, moved_to: Path | None) -> None:
+    with _file_errors(folder):
         for below, _, files in os.walk(building):
             for name in files:
                 sync_file(Path(below, name))

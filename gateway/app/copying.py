@@ -1,4 +1,4 @@
-"""A whole store moved to the other engine, while no gateway has either of them."""
+"""Copies a whole store to the other engine while no gateway uses either of them."""
 
 import contextlib
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from gateway.app.shared_store import Note, claimed, connection_to
+from gateway.app.shared_store import Note, claim_store, connection_to
 from gateway.config.values import GatewayConfig, StoreSettings
 from gateway.domain.backups import CopiedTable, CopyRefused
 from gateway.domain.ports import Clock
@@ -28,7 +28,7 @@ _EMBEDDED = "embedded"
 async def copy_store(
     config: GatewayConfig, source: str, target: str, clock: Clock
 ) -> Sequence[CopiedTable]:
-    """Raises CopyRefused, DataDirInUse, StoreInUse, StoreRefused, StoreUnavailable."""
+    """Copies all tables. Raises CopyRefused, DataDirInUse, StoreInUse, StoreRefused, StoreUnavailable."""
     if [source, target].count(_EMBEDDED) != 1:
         raise CopyRefused(
             "a store is copied from `embedded` to a SurrealDB server or back: give one ws:// address"
@@ -52,7 +52,7 @@ async def _connected(
     connection = await connection_to(settings)
     async with anyio.create_task_group() as group:
         group.start_soon(connection.run)
-        async with claimed(settings, clock, ended=ended, note=note):
+        async with claim_store(settings, clock, ended=ended, note=note):
             yield connection
         group.cancel_scope.cancel()
 
@@ -61,9 +61,9 @@ async def _out(
     data_dir: Path, connection: SurrealConnection, clock: Clock
 ) -> Sequence[CopiedTable]:
     if not await to_thread.run_sync((data_dir / FILE).exists):
-        raise CopyRefused(f"there is no store in {data_dir}: nothing to copy")
+        raise CopyRefused(f"nothing to copy: there is no store in {data_dir}")
     async with open_sqlite(data_dir, clock=clock):
-        """It is looked over, and brought up to date."""
+        """Opening checks and upgrades the store."""
     target = SurrealRows(connection)
     await target.begin(_EMBEDDED)
     async with reading_sqlite(data_dir / FILE) as source:
@@ -83,15 +83,15 @@ async def _back(data_dir: Path, connection: SurrealConnection) -> Sequence[Copie
 
 
 def _begin(data_dir: Path, folder: Path) -> None:
-    """With a store in it, the folder marks one that is not whole: no gateway starts beside it."""
+    """Creates the folder of the partial copy, beside which no gateway starts. Raises CopyRefused."""
     if (data_dir / FILE).exists():
         raise CopyRefused(
-            f"there is a store in {data_dir}: move {FILE} away, or name another data_dir"
+            f"there is a store in {data_dir}: move {FILE} away, or set another data_dir"
         )
     make_private(folder)
 
 
 def _end(data_dir: Path, folder: Path) -> None:
-    (data_dir / MARK).unlink(missing_ok=True)  # of an earlier store: it would find messages missing
+    (data_dir / MARK).unlink(missing_ok=True)  # the mark of an earlier store reports lost messages
     (folder / FILE).rename(data_dir / FILE)
     shutil.rmtree(folder)

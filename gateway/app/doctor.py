@@ -1,5 +1,4 @@
-"""What can be wrong with an installation: each check yields its findings, with the command that mends them, and changes
-nothing."""
+"""Checks of an installation. Each check yields findings with the command that corrects them, and changes nothing."""
 
 import errno
 import os
@@ -20,17 +19,10 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from gateway.agent.leaves import Plans
 from gateway.api import operating as api
 from gateway.api.declarations import build
-from gateway.app.generation import (
-    agent_places,
-    decision_trees,
-    soul_paths,
-    tree_paths,
-    with_subagents,
-)
-from gateway.app.trial import refusals
+from gateway.app.generation import agent_places, decision_trees, souls_and_plans, text_places
+from gateway.app.trial import find_unreadable, load_for_trial
 from gateway.config.problems import (
     Code,
     ConfigFinding,
@@ -40,30 +32,26 @@ from gateway.config.problems import (
     dotted,
 )
 from gateway.config.values import GatewayConfig
-from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Limit
 from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
-from gateway.domain.ids import AgentId
-from gateway.domain.messages import estimate_tokens
 from gateway.domain.model import is_loopback
 from gateway.host.clock import SystemClock
-from gateway.host.files import KEY, FileTexts
-from gateway.memory.souls import Souls
+from gateway.host.files import KEY
+from gateway.memory.souls import LONG_SOUL_TOKENS
 from gateway.providers.prices import DEFAULT_MODELS, is_listed
 from gateway.store.inspection import check_database
 from gateway.store.opening import LOCK, read_owner
 from gateway.store.sqlite import FILE
 
 LOW_DISK_BYTES = 500 * 1024 * 1024
-LONG_SOUL_TOKENS = 1_500
-SPARE_FILES = 100  # besides one a connection
-USUAL_DAILY = 200_000
-PORTS = 100  # that are tried for one that is free
+SPARE_FILES = 100  # beyond one for each connection
+DEFAULT_DAILY = 200_000
+PORTS = 100  # to try for a free one
 _KEYLESS = re.compile(r'no key for provider "([^"]+)"')
 _NEEDS = re.compile(r"needs the capability ([^;\s]+);")
 _MEANT = re.compile(r'did you mean "?([\w:.-]+)"?\?')
-_OURS = re.compile(r"(?:^|(?<= && ))exogate ")
+_EXOGATE = re.compile(r"(?:^|(?<= && ))exogate ")
 _LACKS = re.compile(r"config\.(\w+) is missing")
 
 Severity = Literal["error", "warning"]
@@ -71,8 +59,8 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`fix` is one command of a shell. `place`: of the configuration, if that is where it has to be mended. `is_safe`:
-    the command changes modes alone."""
+    """A problem. `fix`: a shell command. `place`: the key of the configuration to correct. `is_safe`: the command changes
+    only file modes."""
 
     id: str
     severity: Severity
@@ -83,7 +71,7 @@ class Finding:
     is_safe: bool = False
 
     @property
-    def told(self) -> api.DoctorFinding:
+    def report(self) -> api.DoctorFinding:
         return build(api.DoctorFinding, self)
 
     def render(self) -> str:
@@ -94,25 +82,25 @@ class Finding:
 Check = Callable[[GatewayConfig], Iterable[Finding]]
 
 
-def chmod(mode: str, path: Path | str) -> str:
+def chmod_command(mode: str, path: Path | str) -> str:
     return f"chmod {mode} {shlex.quote(str(path))}"
 
 
-def setting(place: KeyPath, value: object) -> str:
-    """The command that writes a value of the configuration."""
+def set_command(place: KeyPath, value: object) -> str:
+    """Returns the command that sets a key of the configuration."""
     return f"exogate config set {shlex.quote(dotted(place))} {shlex.quote(str(value))} --yes"
 
 
-def unsetting(place: KeyPath) -> str:
+def unset_command(place: KeyPath) -> str:
     return f"exogate config unset {shlex.quote(dotted(place))} --yes"
 
 
-def keeping(place: KeyPath) -> str:
-    """The command that moves a secret into a file of its own; it asks for one that is not there."""
+def secret_command(place: KeyPath) -> str:
+    """Returns the command that moves a secret to its own file, and asks for a missing secret."""
     return f"exogate config set {shlex.quote(dotted(place))} --secret --yes"
 
 
-def editing(path: Path | str, line: int = 1) -> str:
+def edit_command(path: Path | str, line: int = 1) -> str:
     return f"${{EDITOR:-vi}} +{line} {shlex.quote(str(path))}"
 
 
@@ -120,32 +108,29 @@ def editing(path: Path | str, line: int = 1) -> str:
 
 
 def problems(error: ConfigInvalid, path: Path | None) -> Iterator[Finding]:
-    """Those of a configuration that cannot be used."""
+    """Yields the problems of an invalid configuration."""
     for one in error.problems:
         where = f"{one.source}:{one.line}:{one.column}" if one.line else one.source
-        told = f"{one.key}: {one.message}" if one.key else one.message
-        fix = _mending(one, path)
-        told = told if fix == one.fix else f"{told}; {one.fix}"
+        text = f"{one.key}: {one.message}" if one.key else one.message
+        fix = _fix_problem(one, path)
+        text = text if fix == one.fix else f"{text}; {one.fix}"
         is_safe = fix.startswith("chmod")
-        yield Finding(str(one.code), "error", where, told, fix, is_safe=is_safe)
+        yield Finding(str(one.code), "error", where, text, fix, is_safe=is_safe)
 
 
-def _mending(one: ConfigProblem, path: Path | None) -> str:
+def _fix_problem(one: ConfigProblem, path: Path | None) -> str:
     if one.fix.startswith("chmod "):
         return one.fix
     if one.code == Code.OPEN_DOOR:
-        return setting(("gateway", "bind"), "127.0.0.1")
-    known = _command(one) if one.key and one.line else None
-    return known or editing(path or one.source, one.line or 1)
+        return set_command(("gateway", "bind"), "127.0.0.1")
+    command = _fix_value(one) if one.key and one.line else None
+    return command or edit_command(path or one.source, one.line or 1)
 
 
-def _command(one: ConfigProblem) -> str | None:
-    """That mends a value of the file, if one can."""
-    key, meant, keyless = (
-        shlex.quote(one.key),
-        _MEANT.search(one.fix),
-        _KEYLESS.search(one.message),
-    )
+def _fix_value(one: ConfigProblem) -> str | None:
+    """Returns the command that corrects a value of the file, or None."""
+    key, meant = shlex.quote(one.key), _MEANT.search(one.fix)
+    keyless = _KEYLESS.search(one.message)
     match one.code:
         case Code.NOT_A_CHOICE | Code.UNKNOWN_NAME if meant:
             return f"exogate config set {key} {meant[1]} --yes"
@@ -154,54 +139,54 @@ def _command(one: ConfigProblem) -> str | None:
         case Code.BAD_SECRET_FILE:
             return f"exogate config set {key} --secret --yes"
         case Code.NO_KEY if keyless:
-            return keeping(("providers", keyless[1], "api_key"))
+            return secret_command(("providers", keyless[1], "api_key"))
     return None
 
 
 def config_notices(config: GatewayConfig) -> Iterator[Finding]:
     for one in config.notices:
-        fix = one.fix if one.fix.startswith("chmod ") else _mending_notice(one, config)
+        fix = one.fix if one.fix.startswith("chmod ") else _fix_notice(one, config)
         key = one.key or str(config.origin)
         is_safe = fix.startswith("chmod ")
         yield Finding(one.code, "warning", key, one.message, fix, one.path, is_safe)
 
 
-def _mending_notice(one: ConfigFinding, config: GatewayConfig) -> str:
+def _fix_notice(one: ConfigFinding, config: GatewayConfig) -> str:
     match one.code:
         case "literal-secret" | "key-kept-back":
-            return keeping(one.path)
-        case "several-keys":
-            return setting(one.path, config.agents[0].provider)
-        case "bindings.shadowed" | "unknown-channel":
-            return unsetting(one.path[:2])
+            return secret_command(one.path)
         case "unused-secret" if one.path[-1] == "api_key":
-            return keeping(one.path)
+            return secret_command(one.path)
+        case "several-keys":
+            return set_command(one.path, config.agents[0].provider)
+        case "bindings.shadowed" | "unknown-channel":
+            return unset_command(one.path[:2])
         case "plugin-disabled" | "unused-secret":
-            return unsetting(one.path)
+            return unset_command(one.path)
         case "no-mentions":
-            return setting((*one.path, "require_mention"), "false")
+            return set_command((*one.path, "require_mention"), "false")
         case "context-clamped":
-            return setting(one.path, one.fix.partition(" ")[0])
-    return editing(config.origin or "config.toml")
+            return set_command(one.path, one.fix.partition(" ")[0])
+    return edit_command(config.origin or "config.toml")
 
 
 def unlimited(config: GatewayConfig) -> Iterator[Finding]:
-    """Agents that ask a service which costs money, and could do so for ever."""
+    """Finds an agent that uses a paid provider without any budget."""
     budgets = config.budgets
     if any(one != Limit() for one in (budgets.daily, budgets.monthly)):
         return
     for agent in config.agents:
         bound = budgets.agents.get(agent.id, budgets.per_agent)
         asked = [config.providers.get(link.provider) for link in agent.chain]
-        if bound == Limit() and any(one and not _is_near(one.base_url) for one in asked):
+        if bound == Limit() and any(one and not _is_local(one.base_url) for one in asked):
             where: KeyPath = ("budgets", "daily")
-            text = f"nothing limits what agent {agent.id} spends at {agent.provider}"
-            fix = setting(where, USUAL_DAILY)
+            text = f"agent {agent.id} has no budget at provider {agent.provider}"
+            fix = set_command(where, DEFAULT_DAILY)
             yield Finding("budget.unlimited", "warning", dotted(where), text, fix, where)
             return
 
 
-def _is_near(base_url: str) -> bool:
+def _is_local(base_url: str) -> bool:
     return is_loopback(urlsplit(base_url).hostname or "")
 
 
@@ -209,7 +194,7 @@ def _is_near(base_url: str) -> bool:
 
 
 def claims(_config: GatewayConfig) -> Iterator[Finding]:
-    """Another distribution with a package `gateway` overwrites our files without a word."""
+    """Finds other distributions whose package `gateway` silently overwrites our files."""
     owners = sorted(set(metadata.packages_distributions().get("gateway", ())))
     for other in (owner for owner in owners if owner != "exogate"):
         pip = f"{shlex.quote(sys.executable)} -m pip"
@@ -229,11 +214,13 @@ def data_dir(config: GatewayConfig) -> Iterator[Finding]:
     where = str(folder)
     if folder.stat().st_mode & 0o077:
         text = "other users of this machine can read the data directory"
-        yield Finding("data.mode", "warning", where, text, chmod("700", folder), is_safe=True)
+        yield Finding(
+            "data.mode", "warning", where, text, chmod_command("700", folder), is_safe=True
+        )
     for path in (folder / KEY, folder / LOCK):
         if path.exists() and path.stat().st_mode & 0o077:
             text = f"other users of this machine can read {path.name}"
-            fix = chmod("600", path)
+            fix = chmod_command("600", path)
             yield Finding("data.mode", "warning", str(path), text, fix, is_safe=True)
     free = shutil.disk_usage(folder).free
     if free < LOW_DISK_BYTES:
@@ -243,7 +230,7 @@ def data_dir(config: GatewayConfig) -> Iterator[Finding]:
 
 
 def store(config: GatewayConfig) -> Iterator[Finding]:
-    """A gateway that runs watches its store itself."""
+    """Checks the embedded store unless a gateway runs, which checks its store itself."""
     folder = config.gateway.data_dir
     if config.store.url != "embedded" or read_owner(folder) is not None:
         return
@@ -252,8 +239,8 @@ def store(config: GatewayConfig) -> Iterator[Finding]:
     except (StoreRefused, StoreUnavailable) as error:
         kept = shlex.quote(f"{folder}.damaged")
         fix = f"mv {shlex.quote(str(folder))} {kept}"
-        told = f"{error}; restore a backup, or begin anew without it"
-        yield Finding("store.damaged", "error", str(folder), told, fix)
+        text = f"{error}; restore a backup, or start with an empty data directory"
+        yield Finding("store.damaged", "error", str(folder), text, fix)
 
 
 def data_dir_usable(config: GatewayConfig) -> Iterator[Finding]:
@@ -261,11 +248,11 @@ def data_dir_usable(config: GatewayConfig) -> Iterator[Finding]:
     where: KeyPath = ("gateway", "data_dir")
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
-        why, fix = f"{nearest} is no directory", unsetting(where)
+        why, fix = f"{nearest} is not a directory", unset_command(where)
     elif not os.access(nearest, os.W_OK | os.X_OK):
         is_ours = nearest.stat().st_uid == os.geteuid()
-        fix = chmod("u+rwx", nearest) if is_ours else unsetting(where)
-        why = f"{nearest} cannot be written by this user"
+        fix = chmod_command("u+rwx", nearest) if is_ours else unset_command(where)
+        why = f"this user cannot write to {nearest}"
     else:
         return
     yield Finding("data.unusable", "error", dotted(where), why, fix, where)
@@ -279,26 +266,24 @@ def listening(config: GatewayConfig) -> Iterator[Finding]:
     try:
         _bind(settings.bind, settings.port)
     except OSError as error:
-        told = f"cannot listen on {settings.bind}:{settings.port}: {error.strerror}"
+        text = f"cannot listen on {settings.bind}:{settings.port}: {error.strerror}"
+        name, value = "bind", "127.0.0.1"
         if error.errno == errno.EADDRINUSE:
-            where: KeyPath = ("gateway", "port")
-            fix = setting(where, _free_port(settings.bind, settings.port))
-            yield Finding("network.port", "error", dotted(where), told, fix, where)
-        else:
-            where = ("gateway", "bind")
-            fix = setting(where, "127.0.0.1")
-            yield Finding("network.bind", "error", dotted(where), told, fix, where)
+            name, value = "port", str(_free_port(settings.bind, settings.port))
+        where: KeyPath = ("gateway", name)
+        fix = set_command(where, value)
+        yield Finding(f"network.{name}", "error", dotted(where), text, fix, where)
 
 
 def _bind(host: str, port: int) -> None:
-    """Raises OSError where nobody can listen."""
+    """Raises OSError if the address is taken or unusable."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
 
 
 def _free_port(host: str, taken: int) -> int:
-    """The next one; 0 if there is none near."""
+    """Returns the next free port, or 0."""
     for port in range(taken + 1, min(taken + PORTS, 65_536)):
         with suppress(OSError):
             _bind(host, port)
@@ -310,8 +295,8 @@ def exposure(config: GatewayConfig) -> Iterator[Finding]:
     settings = config.gateway
     if not is_loopback(settings.bind) and not settings.trusted_proxies:
         where: KeyPath = ("gateway", "trusted_proxies")
-        text = "the gateway listens beyond this machine without encryption of its own: put a TLS proxy in front"
-        fix = setting(where, '["127.0.0.1"]')
+        text = "the gateway listens beyond this machine without TLS: put a TLS proxy in front"
+        fix = set_command(where, '["127.0.0.1"]')
         yield Finding("network.tls", "warning", "gateway.bind", text, fix)
 
 
@@ -320,8 +305,8 @@ def open_files(config: GatewayConfig) -> Iterator[Finding]:
     wanted = config.gateway.max_connections + SPARE_FILES
     if hard != resource.RLIM_INFINITY and hard < wanted:
         where: KeyPath = ("gateway", "max_connections")
-        text = f"the limit of open files is {hard} (ulimit -Hn), but max_connections needs {wanted}"
-        fix = setting(where, max(1, hard - SPARE_FILES))
+        text = f"the limit of open files is {hard} (ulimit -Hn); max_connections needs {wanted}"
+        fix = set_command(where, max(1, hard - SPARE_FILES))
         yield Finding("limits.files", "warning", dotted(where), text, fix, where)
 
 
@@ -330,113 +315,84 @@ def open_files(config: GatewayConfig) -> Iterator[Finding]:
 
 def keys(config: GatewayConfig) -> Iterator[Finding]:
     for name, one in config.providers.items():
-        if one.api_key is None and not _is_near(one.base_url):
+        if one.api_key is None and not _is_local(one.base_url):
             place: KeyPath = ("providers", name, "api_key")
             text = "no key is configured"
-            yield Finding("provider.key", "warning", f"providers.{name}", text, keeping(place))
+            yield Finding(
+                "provider.key", "warning", f"providers.{name}", text, secret_command(place)
+            )
 
 
 def unknown_models(config: GatewayConfig) -> Iterator[Finding]:
-    """Names that the public table of a provider does not have: a typing error, or newer than it."""
+    """Finds models that are not in the provider's public table: misspelled, or newer than the table."""
     for place, agent in agent_places(config):
         link: AgentDef | None = agent
         while link is not None:
             provider = config.providers.get(link.provider)
-            usual = DEFAULT_MODELS.get(link.provider)
-            if provider and link.model != usual and is_listed(provider, link.model) is False:
-                text = f"{link.provider}'s table of models does not know {link.model}; one that is newer works, without a price"
+            default = DEFAULT_MODELS.get(link.provider)
+            if provider and link.model != default and is_listed(provider, link.model) is False:
+                text = f"model {link.model} is not in the table of {link.provider}; a newer model works, without a price"
                 where = (*place, "model")
-                fix = setting(where, usual or link.model)
+                fix = set_command(where, default or link.model)
                 yield Finding("model.unknown", "warning", dotted(where), text, fix, where)
             link, place = link.fallback, (*place, "fallback")
 
 
 def texts(config: GatewayConfig) -> Iterator[Finding]:
-    """Souls, prompts of subagents, trees and rules, read as at a start."""
-    helpers = with_subagents(config)[len(config.agents) :]
-    places: list[tuple[KeyPath, str]] = []
-    trees: list[tuple[KeyPath, AgentId, str]] = []
-    for place, agent in agent_places(config):
-        places.append(((*place, "soul_path"), soul_paths([agent])[agent.id]))
-        trees.append(((*place, "tree"), agent.id, tree_paths([agent])[agent.id]))
-    for index, one in enumerate(helpers):
-        places.append((("subagents", index, "prompt_path"), soul_paths([one])[one.id]))
+    """Reads souls, templates, prompts of subagents, trees and rules like a start."""
     decisions = decision_trees({one.decision for one in config.agents})
-    found = anyio.run(_read_texts, places, trees, decisions)
-    yield from found
-    yield from _refused_rules(config)
-    for id_, path in soul_paths(config.agents).items():
-        with suppress(OSError, UnicodeDecodeError):
-            tokens = estimate_tokens(Path(path).read_text(encoding="utf-8"))
-            if tokens > LONG_SOUL_TOKENS:
-                text = f"the soul of {id_} has about {tokens} tokens, and is sent with every call"
-                yield Finding("soul.long", "warning", path, text, editing(path))
-
-
-def _refused_rules(config: GatewayConfig) -> Iterator[Finding]:
-    folder = config.rule_folder
-    if folder is None:
+    souls, plans = souls_and_plans(config, decisions, SystemClock())
+    bad = anyio.run(find_unreadable, souls, plans)
+    for where, path in text_places(config):
+        if path in bad and where[-1] == "tree":
+            fix = set_command(where, "default")
+            yield Finding("tree.refused", "error", dotted(where), bad[path], fix, where)
+        elif path in bad:
+            fix = edit_command(path) if where[-1] == "prompt_path" else unset_command(where)
+            yield Finding("soul.unreadable", "error", dotted(where), bad[path], fix, where)
+    for agent in config.agents:
+        soul = souls.by_agent.get(agent.id)
+        if soul and soul.token_count > LONG_SOUL_TOKENS:
+            text, path = f"it adds about {soul.token_count} tokens to every call", soul.loaded_from
+            yield Finding("soul.long", "warning", path, text, edit_command(path))
+    if (folder := config.rule_folder) is None:
         return
     for one in folder.problems:
-        told = f"{one.source}:{one.line}:{one.column}: {one.message}; {one.fix}"
+        text = f"{one.source}:{one.line}:{one.column}: {one.message}; {one.fix}"
         file = shlex.quote(str(folder.path / Path(one.source).name))
         fix = f"mv {file} {file}.off"
-        yield Finding("rule.refused", "error", "rules_dir", told, fix, ("rules_dir",))
-
-
-async def _read_texts(
-    souls: Sequence[tuple[KeyPath, str]],
-    trees: Sequence[tuple[KeyPath, AgentId, str]],
-    decisions: DecisionTrees,
-) -> list[Finding]:
-    clock = SystemClock()
-    found: list[Finding] = []
-    for where, path in souls:
-        try:
-            await Souls(FileTexts(), {AgentId("tried"): path}, clock=clock).load()
-        except GatewayError as error:
-            fix = unsetting(where) if where[-1] == "soul_path" else editing(path)
-            found.append(Finding("soul.unreadable", "error", dotted(where), str(error), fix, where))
-    for where, agent, path in trees:
-        try:
-            await Plans(FileTexts(), {agent: path}, decisions=decisions).load()
-        except GatewayError as error:
-            why, fix = str(error).partition("\n")[0], setting(where, "default")
-            found.append(Finding("tree.refused", "error", dotted(where), why, fix, where))
-    return found
+        yield Finding("rule.refused", "error", "rules_dir", text, fix, ("rules_dir",))
 
 
 def plugins(config: GatewayConfig) -> Iterator[Finding]:
-    """Each enabled one is loaded for trial, as at a start, and channels are opened with theirs."""
+    """Loads each enabled plugin and opens the channels, like a start."""
     if not any(plugin.is_enabled for plugin in config.plugins):
         return
-    places = {one.name: index for index, one in enumerate(config.plugins)}
     try:
-        refused = refusals(config)
-    except (OSError, GatewayError) as error:  # no room, or no folder that can be written
-        told = f"the plugins cannot be test-loaded: {error}; check TMPDIR"
-        yield Finding("plugin.trial", "error", "plugins", told, "df -h /tmp")
+        refused = load_for_trial(config)
+    except (OSError, GatewayError) as error:  # such as a full disk, or a read-only folder
+        text = f"the plugins cannot be test-loaded: {error}; check TMPDIR"
+        yield Finding("plugin.trial", "error", "plugins", text, "df -h /tmp")
         return
-    for kind, name, why in refused:
-        where: KeyPath = (kind, places[name] if kind == "plugins" else name)
-        where = (*where, "sha256") if "sha256" in why else where
-        fix = _mending_plugin(name, why) if kind == "plugins" else _mending_channel(name, why)
+    for where, name, why in refused:
+        kind = str(where[0])
+        fix = _fix_plugin(name, why) if kind == "plugins" else _fix_channel(name, why)
         yield Finding(f"{kind[:-1]}.refused", "error", f"{kind}.{name}", why, fix, where)
 
 
-def _mending_plugin(name: str, why: str) -> str:
+def _fix_plugin(name: str, why: str) -> str:
     if needed := _NEEDS.search(why):
         return f"exogate plugin grant {name} {shlex.quote(needed[1])} --yes"
-    return setting(("plugins", name, "enabled"), "false")
+    return set_command(("plugins", name, "enabled"), "false")
 
 
-def _mending_channel(name: str, why: str) -> str:
+def _fix_channel(name: str, why: str) -> str:
     if lacking := _LACKS.search(why):
         return f"exogate channel set {name} --set {lacking[1]}=VALUE"
     return f"exogate channel remove {name} --yes"
 
 
-# What a start would refuse, besides what reading the configuration finds.
+# A start refuses these problems, which reading the configuration does not find.
 TRIALS: Sequence[Check] = (data_dir_usable, listening, texts, plugins, unknown_models)
 
 CHECKS: Sequence[Check] = (
@@ -458,39 +414,39 @@ CHECKS: Sequence[Check] = (
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found, errors first, and how many checks found nothing. `is_valid`: of the configuration."""
+    """The findings, errors first, and the number of checks that passed. `is_valid` is false for an invalid configuration."""
 
     findings: Sequence[Finding]
     passed: int
     is_valid: bool = True
 
     @property
-    def told(self) -> api.DoctorReport:
-        return api.DoctorReport(findings=[one.told for one in self.findings], passed=self.passed)
+    def report(self) -> api.DoctorReport:
+        return api.DoctorReport(findings=[one.report for one in self.findings], passed=self.passed)
 
-    def beside(self, other: "Examination") -> "Examination":
+    def merge(self, other: "Examination") -> "Examination":
         findings = sorted((*self.findings, *other.findings), key=lambda one: one.severity)
         return Examination(findings, self.passed + other.passed, self.is_valid)
 
 
-def examined(read: Callable[[], GatewayConfig], path: Path | None) -> Examination:
-    """Of the configuration in this file, which is read here. A thread has to do it."""
+def examine(read: Callable[[], GatewayConfig], path: Path | None) -> Examination:
+    """Reads a configuration and runs all checks on it. It blocks."""
     try:
         config = read()
     except ConfigInvalid as error:
-        return Examination(_typed(problems(error, path), path), 0, is_valid=False)
-    return results_of([check(config) for check in CHECKS], path)
+        return Examination(_with_config(problems(error, path), path), 0, is_valid=False)
+    return run_checks([check(config) for check in CHECKS], path)
 
 
-def results_of(checks: Iterable[Iterable[Finding]], path: Path | None) -> Examination:
+def run_checks(checks: Iterable[Iterable[Finding]], path: Path | None) -> Examination:
     results = [list(one) for one in checks]
     findings = sorted(chain.from_iterable(results), key=lambda one: one.severity)
-    return Examination(_typed(findings, path), sum(not found for found in results))
+    return Examination(_with_config(findings, path), sum(not found for found in results))
 
 
-def _typed(findings: Iterable[Finding], path: Path | None) -> list[Finding]:
-    """With the file named in every command, which may be typed anywhere."""
+def _with_config(findings: Iterable[Finding], path: Path | None) -> list[Finding]:
+    """Adds the file to every exogate command, so that it works in any directory."""
     if path is None:
         return [*findings]
-    named = f"exogate --config {shlex.quote(str(path.absolute()))} "
-    return [replace(one, fix=_OURS.sub(named, one.fix)) for one in findings]
+    command = f"exogate --config {shlex.quote(str(path.absolute()))} "
+    return [replace(one, fix=_EXOGATE.sub(command, one.fix)) for one in findings]

@@ -1,5 +1,5 @@
-"""What a configuration makes of the gateway: one immutable value, built without opening anything; and the files
-that it is made of, as they were at one moment."""
+"""Builds a generation, the immutable values of a configuration, without opening anything; and takes snapshots of its
+files."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from gateway.agent.leaves import SHIPPED
+from gateway.agent.leaves import SHIPPED, Plans
 from gateway.config.access import closed_agents, reachable_scopes
 from gateway.config.problems import KeyPath, dotted
 from gateway.config.values import GatewayConfig, RuleFolder
@@ -26,8 +26,10 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import McpNotInstalled
+from gateway.domain.ports import Clock
 from gateway.domain.sessions import Choosable
-from gateway.host.files import Digests, Stamps, digests_of, shipped_folder, stamps_of
+from gateway.host.files import Digests, FileTexts, Stamps, digests_of, shipped_folder, stamps_of
+from gateway.memory.souls import Souls
 from gateway.providers.prices import PriceTable, why_no_thinking
 from gateway.routing import Router
 from gateway.sessions.intake import QueueBounds
@@ -36,25 +38,21 @@ from gateway.web.settings import TokenDef, WebSettings
 
 
 class DecisionTreeBroken(GatewayError):
-    """An agent names one whose package fails."""
+    """The package of a decision tree that an agent names cannot be imported."""
 
     code = "decision_tree_broken"
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """All that another configuration changes. Store, lanes, live runs, counters and sockets belong to
-    no generation: several can be at work over the same ones. `souls`, `templates` and `trees` are the
-    files of each agent; `sharing` names agents whose facts belong to all who talk to them."""
+    """All values that depend on the configuration. Store, lanes, live runs, counters and sockets belong to no generation:
+    several generations can share them. `sharing` has the agents whose facts are shared by all people."""
 
     config: GatewayConfig
     agents: Mapping[AgentId, AgentDef]
     router: Router
     bounds: QueueBounds
     queueing: QueuePolicy
-    souls: Mapping[AgentId, str]
-    templates: Mapping[AgentId, str]
-    trees: Mapping[AgentId, str]
     decisions: DecisionTrees
     rules: RuleSet
     prices: PriceTable
@@ -63,13 +61,12 @@ class Generation:
 
 
 def build(config: GatewayConfig) -> Generation:
-    """Imports the packages of decision trees that agents name. Raises DecisionTreeBroken,
+    """Builds a generation, and imports the packages of decision trees that agents name. Raises DecisionTreeBroken,
     McpNotInstalled, RulesInvalid."""
     if (config.mcp.servers or config.mcp.serve.is_enabled) and find_spec("mcp") is None:
         raise McpNotInstalled
     agents = {agent.id: agent for agent in config.agents}
-    queue, everyone = config.queue, with_subagents(config)
-    closed = closed_agents(config)
+    queue, closed = config.queue, closed_agents(config)
     return Generation(
         config=config,
         agents=agents,
@@ -82,9 +79,6 @@ def build(config: GatewayConfig) -> Generation:
             queue.max_pending_per_principal,
         ),
         queueing=QueuePolicy(queue.mode, queue.debounce_ms / 1000),
-        souls=soul_paths(everyone),
-        templates={one.id: one.prompt_template for one in config.agents if one.prompt_template},
-        trees=tree_paths(everyone),
         decisions=decision_trees({agent.decision for agent in config.agents}),
         rules=rule_set(config, config.rule_folder),
         prices=PriceTable(config.providers),
@@ -94,7 +88,7 @@ def build(config: GatewayConfig) -> Generation:
 
 
 def with_subagents(config: GatewayConfig) -> Sequence[AgentDef]:
-    """Everyone who has a prompt and a tree. A subagent inherits what it leaves open from its caller."""
+    """Returns the agents, and the subagents as agents; a subagent inherits missing values from its caller."""
     helpers = (
         AgentDef(AgentId(one.name), "", "", soul_path=one.prompt_path) for one in config.subagents
     )
@@ -102,29 +96,39 @@ def with_subagents(config: GatewayConfig) -> Sequence[AgentDef]:
 
 
 def soul_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
-    """An agent's own soul, or the one that ships with the gateway."""
+    """Maps each agent to its soul file: its own, or the one that ships with the gateway."""
     shipped = str(shipped_folder("souls") / "default.md")
     return {agent.id: agent.soul_path or shipped for agent in agents}
 
 
 def tree_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
-    """A file of the operator's own, or a tree that ships with the gateway."""
+    """Maps each agent to its tree file: the operator's own, or one that ships with the gateway."""
     return {
         agent.id: agent.tree if agent.tree.endswith(".bt") else str(SHIPPED / f"{agent.tree}.bt")
         for agent in agents
     }
 
 
+def souls_and_plans(
+    config: GatewayConfig, decisions: DecisionTrees, clock: Clock
+) -> tuple[Souls, Plans]:
+    """Returns the souls and trees of a configuration, whose files are not read yet."""
+    everyone = with_subagents(config)
+    templates = {one.id: one.prompt_template for one in config.agents if one.prompt_template}
+    souls = Souls(FileTexts(), soul_paths(everyone), clock=clock, templates=templates)
+    return souls, Plans(FileTexts(), tree_paths(everyone), decisions=decisions)
+
+
 def agent_places(config: GatewayConfig) -> Iterator[tuple[KeyPath, AgentDef]]:
-    """Every agent with its place in the file."""
+    """Yields every agent with its place in the file."""
     first = int(config.default_agent is not None)
     for index, agent in enumerate(config.agents):
         yield (("agent",) if index < first else ("agents", index - first)), agent
 
 
 def decision_trees(wanted: Set[str]) -> DecisionTrees:
-    """The decision trees of installed packages. Those with these names are imported now, the others
-    once a tree asks for one. Raises DecisionTreeBroken."""
+    """Returns the decision trees of installed packages. Imports the `wanted` ones now, and the others when a tree asks for
+    one. Raises DecisionTreeBroken."""
 
     def make(point: EntryPoint, config: AgentConfig) -> DecisionTree:
         return _load(point)(config)
@@ -139,38 +143,38 @@ def decision_trees(wanted: Set[str]) -> DecisionTrees:
 def _load(point: EntryPoint) -> MakeDecisionTree:
     try:
         return cast(MakeDecisionTree, point.load())
-    except Exception as error:  # a package may fail in any way when it is imported
+    except Exception as error:  # the import of a package may raise anything
         raise DecisionTreeBroken(
             f"the decision tree {point.name} cannot be loaded from {point.value} ({error!r}); "
-            'correct its package, or write decision = "default" for the agents that name it'
+            'correct its package, or set decision = "default" for its agents'
         ) from error
 
 
 def rule_set(config: GatewayConfig, folder: RuleFolder | None) -> RuleSet:
-    """The rules of the file and of the folder. Raises RulesInvalid."""
+    """Loads the rules of the configuration and of the folder. Raises RulesInvalid."""
     found, refused = (folder.rules, folder.refused) if folder else ((), ())
     return load_rules((*config.rules, *found), refused)
 
 
-def usual_agent(config: GatewayConfig) -> AgentDef:
-    """The default agent, or else the first; a configuration may have none at all."""
-    usual = [agent for agent in config.agents if agent.id == config.default_agent]
-    return next(iter((*usual, *config.agents)), AgentDef(AgentId("main"), "", ""))
+def default_agent(config: GatewayConfig) -> AgentDef:
+    """Returns the default agent, else the first, else an empty one."""
+    default = [agent for agent in config.agents if agent.id == config.default_agent]
+    return next(iter((*default, *config.agents)), AgentDef(AgentId("main"), "", ""))
 
 
 def choosable(config: GatewayConfig) -> Choosable:
-    """What users can set for themselves."""
+    """Returns the settings that users may choose."""
 
     def no_thinking(agent: AgentDef) -> str | None:
         provider = config.providers.get(agent.provider)
         wire = provider.wire if provider else None
         return why_no_thinking(agent.provider, wire, agent.model, agent.max_tokens)
 
-    return Choosable(usual_agent(config), config.agents, config.subagents, no_thinking)
+    return Choosable(default_agent(config), config.agents, config.subagents, no_thinking)
 
 
 def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
-    """Where the front door is, and who is let in."""
+    """Returns the settings of the front door: address, bounds and tokens."""
     settings = config.gateway
     tokens = tuple(
         TokenDef(
@@ -202,38 +206,37 @@ def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """`keys` name files in the configuration, as it has them; `names` as people call them."""
+class FileSnapshot:
+    """The files of a configuration at one moment; `keys` has the key that names each file."""
 
     stamps: Stamps
     digests: Digests
     keys: Mapping[str, KeyPath]
-    names: Mapping[str, str]
 
 
-def look_at(config: GatewayConfig, before: Look | None = None) -> Look:
-    """What was looked at `before` it was read stays as it was seen then. It blocks."""
+def snapshot_files(config: GatewayConfig, before: FileSnapshot | None = None) -> FileSnapshot:
+    """Takes a snapshot. Files of `before`, which was taken before the configuration was read, keep that state, so that no
+    write in between is lost. It blocks."""
     stamps, keys = stamps_of(files_of(config)), dict[str, KeyPath]()
-    for place, path in (*text_places(config), *plugin_places(config)):
+    for place, path in file_places(config):
         keys.setdefault(path, place)
     digests = digests_of(stamps if before is None else stamps.keys() - before.digests.keys())
     if before is not None:
         digests = {path: before.digests.get(path) or digests.get(path, "") for path in stamps}
         stamps = {path: before.stamps.get(path, stamp) for path, stamp in stamps.items()}
-    names = {path: dotted(_named(config, place)) for path, place in keys.items()}
-    return Look(stamps, digests, keys, names)
+    return FileSnapshot(stamps, digests, keys)
 
 
-def files_changed(before: Look, now: Look) -> Iterator[str]:
-    """The keys whose files have another content."""
-    for text, name in now.names.items():
+def files_changed(config: GatewayConfig, before: FileSnapshot, now: FileSnapshot) -> Iterator[str]:
+    """Yields the keys of `config` whose files have changed."""
+    for text, place in now.keys.items():
         path = Path(text)
         if path in before.digests and before.digests[path] != now.digests.get(path):
-            yield name
+            yield dotted(_named(config, place))
 
 
 def _named(config: GatewayConfig, place: KeyPath) -> KeyPath:
-    """With the name of an item in place of its number."""
+    """Replaces the number of an item by its name."""
     kind, number, *rest = place
     if not isinstance(number, int):
         return place
@@ -243,13 +246,15 @@ def _named(config: GatewayConfig, place: KeyPath) -> KeyPath:
     return (kind, items[number].name, *rest)
 
 
-def plugin_places(config: GatewayConfig) -> Iterator[tuple[KeyPath, str]]:
+def file_places(config: GatewayConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Yields the key and the file of each text and plugin."""
+    yield from text_places(config)
     for index, one in enumerate(config.plugins):
         yield ("plugins", index, "path"), str(one.path)
 
 
 def text_places(config: GatewayConfig) -> Iterator[tuple[KeyPath, str]]:
-    """The key that names each text of an agent, and the file."""
+    """Yields the key and the file of each soul, tree, template and prompt."""
     for place, agent in agent_places(config):
         yield (*place, "soul_path"), soul_paths([agent])[agent.id]
         yield (*place, "tree"), tree_paths([agent])[agent.id]
@@ -260,11 +265,11 @@ def text_places(config: GatewayConfig) -> Iterator[tuple[KeyPath, str]]:
 
 
 def files_of(config: GatewayConfig) -> Iterator[Path]:
-    """Every file that the configuration is made of, with itself; of a folder also what is in it now."""
+    """Yields the configuration file, every file that it names, and the present files of its folders."""
     folder = config.rule_folder
     paths = (
         *((config.origin,) if config.origin else ()),
-        *(Path(path) for _, path in (*text_places(config), *plugin_places(config))),
+        *(Path(path) for _, path in file_places(config)),
         *((folder.path,) if folder else ()),
         *config.other_files,
     )

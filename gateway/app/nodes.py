@@ -1,4 +1,4 @@
-"""One node of several: what it shares with the others, and how it joins and leaves them."""
+"""The membership of this gateway in a cluster: joining, partitioned work, hints, and leaving."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -28,15 +28,16 @@ from gateway.tools.gate import ToolGate
 
 log = logging.getLogger(__name__)
 
-LOOK_PAUSE_S = 0.1  # between two looks, whatever hints say
-LEAVE_S = 5.0  # for the partitions to be given back at a stop
+REFRESH_PAUSE_S = 0.1  # the shortest pause, however many hints come
+LEAVE_S = 5.0  # to release the partitions at a stop
 
-Look = Callable[[], Awaitable[object]]
+Refresh = Callable[[], Awaitable[object]]
 
 
 @dataclass(slots=True)
 class Membership:
-    """`looks` are done every `poll_s`: each reads anew what another node may have changed."""
+    """This gateway as a node of a cluster. Each of the `refreshers` reads values that another node may have changed; they
+    run every `poll_s`."""
 
     node: ClusterNode
     settings: Clustering
@@ -46,46 +47,46 @@ class Membership:
     hints: Hints
     clock: Clock
     figures: SharedFigures
-    looks: dict[str, Look] = field(default_factory=dict)
-    differing: set[str] = field(default_factory=set)  # nodes that are configured otherwise
+    refreshers: dict[str, Refresh] = field(default_factory=dict)
+    differing: set[str] = field(default_factory=set)  # nodes with another configuration
     left: anyio.Event = field(default_factory=anyio.Event)
     _changed: anyio.Event = field(default_factory=anyio.Event)
-    _told: anyio.Event = field(default_factory=anyio.Event)  # to look at our files
+    _reload_hinted: anyio.Event = field(default_factory=anyio.Event)
 
     def guarded(self, model: Model) -> Model:
         return OwnModel(model, self.work)
 
     def gate(self, *args: object, **more: object) -> ToolGate:
-        gate = OwnGate(*args, **more)  # type: ignore[arg-type]  # those of ToolGate
+        gate = OwnGate(*args, **more)  # type: ignore[arg-type]  # the arguments of ToolGate
         gate.work = self.work
         return gate
 
     async def run(self) -> None:
-        """The node, until it has left."""
+        """Runs the node until it has left."""
         try:
             await self.node.run()
         finally:
             self.left.set()
 
     async def keep_fresh(self) -> None:
-        """Sooner than `poll_s` if a hint says so."""
+        """Runs the refreshers every `poll_s`, or earlier after a hint."""
         with self.hints.listen(CHANGED, lambda _: self._changed.set()):
             while True:
-                await self.clock.sleep(LOOK_PAUSE_S)
-                with anyio.move_on_after(self.settings.poll_s - LOOK_PAUSE_S):
+                await self.clock.sleep(REFRESH_PAUSE_S)
+                with anyio.move_on_after(self.settings.poll_s - REFRESH_PAUSE_S):
                     await self._changed.wait()
                 self._changed = anyio.Event()
-                for name, look in tuple(self.looks.items()):
-                    await contained(name, partial(_unless_away, look))
+                for name, refresh in tuple(self.refreshers.items()):
+                    await contained(name, partial(_ignore_outage, refresh))
 
-    async def reload_with_others(self, reload: Look) -> None:
-        """Reloads here too whenever another node was told to. It may take long, and delays no look."""
-        with self.hints.listen(RELOAD, lambda _: self._told.set()):
+    async def reload_with_others(self, reload: Refresh) -> None:
+        """Reloads when another node reloads. A long reload delays no refresher."""
+        with self.hints.listen(RELOAD, lambda _: self._reload_hinted.set()):
             while True:
-                await self.clock.sleep(LOOK_PAUSE_S)
-                await self._told.wait()
-                self._told = anyio.Event()
-                await _unless_away(reload)
+                await self.clock.sleep(REFRESH_PAUSE_S)
+                await self._reload_hinted.wait()
+                self._reload_hinted = anyio.Event()
+                await _ignore_outage(reload)
 
     def events(self, bus: Bus, group: TaskGroup) -> FarEvents:
         name, key = self.node.presence().node, self.work.mirrors.key
@@ -93,14 +94,14 @@ class Membership:
         group.start_soon(partial(supervise, "events", found.run, self.clock), name="events")
         return found
 
-    def present(self, config: Callable[[], GatewayConfig], ready: Callable[[], bool]) -> None:
-        """What the others are told of this node."""
+    def announce(self, config: Callable[[], GatewayConfig], ready: Callable[[], bool]) -> None:
+        """Sets the facts that other nodes read about this one."""
         name = self.node.presence().node
         self.node.presence = lambda: Presence(name, is_ready=ready(), config=digest_of(config()))
-        self.looks["members"] = self._compare
+        self.refreshers["members"] = self._compare
 
     async def _compare(self) -> None:
-        """Warns once of nodes that are configured otherwise."""
+        """Warns once about each node with another configuration."""
         ours, state = self.node.presence(), await self.node.leases.state()
         others = {one.presence.node for one in state.members if one.presence.config}
         others -= {one.presence.node for one in state.members if one.presence.config == ours.config}
@@ -126,25 +127,25 @@ class Membership:
             figures.lag.set((), found.lag_s(self.clock.now()))
 
     def leave(self) -> None:
-        """Begins no turn any more; partitions are given back as their turns end."""
+        """Starts no more turns; releases each partition when its turns end."""
         self.node.stop()
 
-    async def gone(self) -> None:
-        """Cuts off what is at work still, and waits until everything is given back."""
+    async def wait_left(self) -> None:
+        """Cuts off the runs that remain, and waits until all partitions are released."""
         self.work.cut_off()
         with anyio.move_on_after(LEAVE_S):
             await self.left.wait()
 
 
-async def _unless_away(look: Look) -> None:
-    """That the store is away is said where the connection ends."""
+async def _ignore_outage(refresh: Refresh) -> None:
+    # The connection to the store reports an outage itself.
     with suppress(StoreUnavailable):
-        await look()
+        await refresh()
 
 
 @dataclass(frozen=True, slots=True)
 class SharedStore:
-    """An open store, and the node as which this gateway claims it. In a cluster nothing runs it yet."""
+    """An open shared store, and the node that claims it for this gateway. In a cluster `join` runs the node."""
 
     name: str  # of the node
     stores: Stores
@@ -155,8 +156,7 @@ class SharedStore:
     async def join(
         self, live: LiveRuns, episodes: Episodes, clock: Clock, group: TaskGroup
     ) -> "Membership | None":
-        """None: it shares the work with nobody. It works on nothing until its intake is open. Raises
-        StoreUnavailable."""
+        """Joins the cluster; returns None if there is none. Work begins when the intake opens. Raises StoreUnavailable."""
         settings, runs, inbox, node = self.cluster, self.stores.shared, self.stores.inbox, self.node
         if settings is None or runs is None:
             return None
@@ -173,7 +173,7 @@ class SharedStore:
         own = (OwnInbox(inbox, work, episodes), OwnJournal(self.stores.journal, work))
         member = Membership(node, settings, work, *own, hints, clock, self.figures)
         group.start_soon(member.run)
-        for name, task in (("partitions", work.run), ("looks", member.keep_fresh)):
+        for name, task in (("partitions", work.run), ("refreshers", member.keep_fresh)):
             group.start_soon(partial(supervise, name, task, clock), name=name)
         return member
 
@@ -189,7 +189,7 @@ def _hints(settings: Clustering, key: bytes, clock: Clock, group: TaskGroup) -> 
 
 
 def digest_of(config: GatewayConfig) -> str:
-    """Of what should be the same at all nodes; where files are may differ."""
+    """Returns a digest of the values that should be the same at all nodes; paths of files may differ."""
     agents = [replace(one, soul_path=None) for one in config.agents]
-    told = repr((agents, config.budgets, config.channels))
-    return sha256(told.encode()).hexdigest()[:16]
+    text = repr((agents, config.budgets, config.channels))
+    return sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Changes of the configuration by API: proposed, shown and checked first, then written and put into force."""
+"""Changes of the configuration by API: a proposal shows and checks a change, then `apply` writes and reloads it."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from anyio import to_thread
 from gateway.api import operating as api
 from gateway.api.declarations import build
 from gateway.api.errors import InvalidParams
-from gateway.app.doctor import Examination, examined, results_of
+from gateway.app.doctor import Examination, examine, run_checks
 from gateway.app.upkeep import UPKEEP_CHECKS, Upkeep
 from gateway.config import editing
 from gateway.config.editing import parse_path, with_patch
@@ -22,12 +22,12 @@ from gateway.config.toml import CannotEdit
 from gateway.config.values import Inputs
 from gateway.domain.errors import Conflict
 
-MOST = 32  # proposals that are remembered; the oldest is forgotten
+MOST = 32  # remembered proposals; the oldest is dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What the file would be, and the secret files that it refers to."""
+    """A new text of the file, and the secret files that it refers to."""
 
     path: Path
     inputs: Inputs
@@ -38,17 +38,16 @@ class Proposal:
 
     @property
     def hash(self) -> str:
-        told = repr((str(self.path), self.before, self.after, sorted(self.secrets.items())))
-        return sha256(told.encode()).hexdigest()
+        text = repr((str(self.path), self.before, self.after, sorted(self.secrets.items())))
+        return sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """How the configuration of this process is found, read and judged. `usual`: the file that is made if there is
-    none."""
+    """Finds and reads the configuration of this process. `default` is the path of a new file."""
 
     path: Callable[[], Path | None]
-    usual: Path
+    default: Path
     inputs: Callable[[], Inputs]
 
     def read(self, path: Path | None) -> LoadedConfig:
@@ -56,7 +55,7 @@ class ConfigFile:
 
 
 class Proposals:
-    """`origin` is the file that the gateway was started with; `file` is set once it is known."""
+    """The proposed changes. `origin` is the file of the start; `file` is None until `running` sets it."""
 
     def __init__(self, origin: Path | None, reload: Callable[[], Awaitable[api.Reloaded]]) -> None:
         self.file: ConfigFile | None = None
@@ -65,43 +64,45 @@ class Proposals:
         self._turn = anyio.Lock()
 
     async def examine(self, upkeep: Upkeep, *, is_live: bool) -> api.DoctorReport:
-        """Runs the checks of `exogate doctor` here; or only those of a gateway at work."""
+        """Runs the checks of `exogate doctor`; with `is_live` only those of a running gateway."""
         file, path = self._file, self._origin
 
-        def run() -> Examination:
+        def examine_file() -> Examination:
             found = path or file.path()
-            return examined(lambda: file.read(found).config, found)
+            return examine(lambda: file.read(found).config, found)
 
-        found = results_of((check(upkeep) for check in UPKEEP_CHECKS), path)
-        return (found if is_live else (await to_thread.run_sync(run)).beside(found)).told
+        live = run_checks((check(upkeep) for check in UPKEEP_CHECKS), path)
+        if is_live:
+            return live.report
+        return (await to_thread.run_sync(examine_file)).merge(live).report
 
     @property
     def _file(self) -> ConfigFile:
         if self.file is None:
-            raise Conflict("this gateway was started without a way to read its configuration again")
+            raise Conflict("this gateway cannot read its configuration again")
         return self.file
 
     async def propose(
         self, patch: Mapping[str, object], secrets: Mapping[str, str]
     ) -> api.Proposed:
-        """Raises InvalidParams for what cannot be written at all."""
+        """Checks a patch of the configuration. Raises InvalidParams if it cannot be written."""
         try:
-            made = await to_thread.run_sync(self._made, patch, secrets)
+            proposal = await to_thread.run_sync(self._make, patch, secrets)
         except CannotEdit as error:
             raise InvalidParams(str(error), [("patch", str(error))]) from error
-        self._known[made.hash] = made
+        self._known[proposal.hash] = proposal
         while len(self._known) > MOST:
             del self._known[next(iter(self._known))]
-        name = made.inputs.name(made.path)
+        name = proposal.inputs.name(proposal.path)
         return api.Proposed(
-            diff=editing.difference(made.before, made.after, name),
-            errors=[build(api.ConfigError, one) for one in made.errors],
-            hash=made.hash,
+            diff=editing.difference(proposal.before, proposal.after, name),
+            errors=[build(api.ConfigError, one) for one in proposal.errors],
+            hash=proposal.hash,
         )
 
-    def _made(self, patch: Mapping[str, object], secrets: Mapping[str, str]) -> Proposal:
+    def _make(self, patch: Mapping[str, object], secrets: Mapping[str, str]) -> Proposal:
         file = self._file
-        path, inputs = self._origin or file.path() or file.usual, file.inputs()
+        path, inputs = self._origin or file.path() or file.default, file.inputs()
         files, references = dict[str, str](), dict[str, object]()
         for key, value in secrets.items():
             name = key if is_file_name(key) and "." not in key else secret_name(parse_path(key))
@@ -118,15 +119,15 @@ class Proposals:
         return Proposal(path, inputs, before, after, files, ())
 
     async def apply(self, hash_: str) -> api.Applied:
-        """Raises Conflict if the file is not what it was, InvalidParams if it would not be valid."""
+        """Writes and reloads a proposal. Raises Conflict if the file has changed, InvalidParams if it is not valid."""
         async with self._turn:
-            made = self._known.get(hash_)
-            if made is None:
-                raise Conflict("there is no such proposal, or not any more; propose it again")
-            _refuse(made.errors)
-            undo = await to_thread.run_sync(_write, made)
+            proposal = self._known.get(hash_)
+            if proposal is None:
+                raise Conflict("there is no such proposal; propose the change again")
+            _refuse(proposal.errors)
+            undo = await to_thread.run_sync(_write, proposal)
             done = await self._reload()
-            if done.errors:  # valid, and still of no use: a plugin that cannot be built
+            if done.errors:  # such as a plugin that cannot be loaded
                 await to_thread.run_sync(undo)
                 await self._reload()
                 _refuse(done.errors)
@@ -140,22 +141,22 @@ def _refuse(errors: Sequence[ConfigProblem] | Sequence[api.ConfigError]) -> None
         raise InvalidParams("the configuration would not be valid", problems)
 
 
-def _write(made: Proposal) -> Callable[[], None]:
-    """Writes secrets, then the file; returns what takes it back. Raises Conflict."""
-    was_there = made.path.exists()
+def _write(proposal: Proposal) -> Callable[[], None]:
+    """Writes secrets, then the file. Returns the function that undoes both. Raises Conflict."""
+    was_there = proposal.path.exists()
     try:
-        if editing.read_text(made.path, made.inputs) != made.before:
-            raise CannotEdit("the file changed meanwhile; propose it again")
-        undo = [write_secret(made.inputs.home, *one) for one in made.secrets.items()]
-        if made.after != made.before:
-            editing.save(made.path, made.before, made.after, made.inputs)
+        if editing.read_text(proposal.path, proposal.inputs) != proposal.before:
+            raise CannotEdit("the file has changed; propose the change again")
+        undo = [write_secret(proposal.inputs.home, *one) for one in proposal.secrets.items()]
+        if proposal.after != proposal.before:
+            editing.save(proposal.path, proposal.before, proposal.after, proposal.inputs)
     except CannotEdit as error:
         raise Conflict(str(error)) from error
 
-    def back() -> None:
-        if made.after != made.before:
-            editing.restore(made.path, made.before if was_there else None)
+    def revert() -> None:
+        if proposal.after != proposal.before:
+            editing.restore(proposal.path, proposal.before if was_there else None)
         for one in undo:
             one()
 
-    return back
+    return revert

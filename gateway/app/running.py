@@ -1,14 +1,12 @@
-"""One gateway from its start to its end: doors open, signals awaited, work drained."""
+"""Runs a gateway from start to end: opens the front door, waits for signals, drains."""
 
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from socket import socket
-from types import TracebackType
-from typing import Self
 
 import anyio
 import anyio.lowlevel
@@ -16,11 +14,11 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from gateway.api.methods import METHODS
-from gateway.app.assembly import Gateway, assembled
+from gateway.app.assembly import Gateway, open_gateway
 from gateway.app.generation import web_settings
 from gateway.app.proposals import ConfigFile
 from gateway.app.reloading import ReadConfig
-from gateway.app.shared import opened
+from gateway.app.shared import open_shared
 from gateway.config.secrets import secrets_in
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
@@ -39,8 +37,8 @@ from gateway.web.server import ListenAddress, WebServer
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 1.0  # between two starts
-GOODBYE_S = 2.0  # for answers that are on their way when the last run has ended
+RESTART_S = 1.0  # between two starts
+LAST_ANSWERS_S = 2.0  # to send answers after the last run has ended
 
 
 class EndedByItself(GatewayError):
@@ -48,14 +46,14 @@ class EndedByItself(GatewayError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the gateway ended without a stop signal: a part of it was cancelled, which is a "
-            "defect; accepted messages are safe, start it again and see the log"
+            "the gateway ended without a stop signal, which is a defect; accepted messages are "
+            "safe: see the log and start it again"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What `run` reports once the gateway listens, the store passed its probe and work was resumed."""
+    """The report of `run` after the gateway listens, the store has passed its probe, and work is resumed."""
 
     config: GatewayConfig
     url: str
@@ -65,9 +63,8 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
-    """What a gateway has of its process: the log, the service manager, and how its configuration is read
-    again."""
+class ProcessContext:
+    """The objects of the process that a gateway uses: the log, the service manager, and the configuration file."""
 
     logs: Log
     notify: Notifier = SILENT
@@ -78,12 +75,14 @@ class Outside:
         return self.file.read if self.file else None
 
     def observe(self, config: GatewayConfig) -> None:
-        """From now on it is logged as this configuration says."""
-        its, logs = config.observability, self.logs
+        """Configures logging."""
+        settings, logs = config.observability, self.logs
         logs.hide(secrets_in(config))
-        logs.show_as(its.log_format)
-        logging.getLogger().setLevel(its.log_level.upper())
-        logs.keep_in(config.gateway.data_dir, days=its.log_keep_days, most_mb=its.log_max_mb)
+        logs.show_as(settings.log_format)
+        logging.getLogger().setLevel(settings.log_level.upper())
+        logs.keep_in(
+            config.gateway.data_dir, days=settings.log_keep_days, most_mb=settings.log_max_mb
+        )
 
 
 async def run(
@@ -91,31 +90,31 @@ async def run(
     *,
     version: str,
     ready: Callable[[Running], None],
-    outside: Outside,
+    process: ProcessContext,
     accept_loss: bool = False,
 ) -> None:
-    """Runs a gateway until SIGTERM, SIGINT or the end of its terminal. `ready` is called once it can
-    answer. A shared store that goes away while it starts has it start again.
+    """Runs a gateway until SIGTERM, SIGINT or the end of its terminal. Calls `ready` once it can answer. Starts again if a
+    shared store goes away during the start.
 
-    Raises the GatewayError that kept it from starting.
+    Raises the GatewayError that prevents the start.
     """
     started: list[Running] = []
 
-    def told(running: Running) -> None:
+    def on_ready(running: Running) -> None:
         started.append(running)
         ready(running)
 
     while True:
         try:
             return await _run(
-                config, version=version, ready=told, outside=outside, accept_loss=accept_loss
+                config, version=version, ready=on_ready, process=process, accept_loss=accept_loss
             )
         except (StoreUnavailable, BaseExceptionGroup) as error:
             away, other = BaseExceptionGroup("", [error]).split(StoreUnavailable)
             if started or other or not away or not config.store.is_shared:
                 raise
             log.warning("start_repeated", extra={"why": str(away)})
-        await SystemClock().sleep(AGAIN_S)
+        await SystemClock().sleep(RESTART_S)
 
 
 async def _run(
@@ -123,26 +122,25 @@ async def _run(
     *,
     version: str,
     ready: Callable[[Running], None],
-    outside: Outside,
+    process: ProcessContext,
     accept_loss: bool,
 ) -> None:
     was_stopped = False
-    # A signal that comes at any moment from here on ends it in good order.
+    # From here on a signal ends the gateway in good order.
     by_hangup = has_terminal()
-    with anyio.open_signal_receiver(*_heeded()) as signals:
-        lobby = WaitingRoom(
-            config, partial(_stop, signals, None if by_hangup else anyio.lowlevel.checkpoint)
-        )
-        opening = opened(config, logs=outside.logs, accept_loss=accept_loss, waiting=lobby.wait)
+    with anyio.open_signal_receiver(*_stop_signals()) as signals:
+        stop = partial(_stop, signals, None if by_hangup else anyio.lowlevel.checkpoint)
+        opening = partial(open_shared, config, logs=process.logs, accept_loss=accept_loss)
+        opened = partial(open_gateway, config, version=version, read=process.read)
         async with (
-            lobby,
-            assembled(config, version=version, opening=opening, read=outside.read) as rooms,
+            startup_server(config, stop) as startup,
+            opened(opening=opening(waiting=startup.wait)) as rooms,
             anyio.create_task_group() as group,
         ):
-            rooms.reloads.observe, rooms.changes.file = outside.observe, outside.file
-            outside.observe(config)
-            server = await open_doors(rooms, group, ready, lobby.leave())
-            notify = rooms.reloads.notify = outside.notify
+            rooms.reloads.observe, rooms.changes.file = process.observe, process.file
+            process.observe(config)
+            server = await open_doors(rooms, group, ready, startup.leave())
+            notify = rooms.reloads.notify = process.notify
             beat = partial(notify.beat, rooms.shared.clock, rooms.watch.is_alive)
             group.start_soon(
                 partial(supervise, "watchdog", beat, rooms.shared.clock, may_end=True),
@@ -160,15 +158,15 @@ async def _run(
 
             group.start_soon(end_at_once)
             await rooms.drain()
-            server.stop(GOODBYE_S)
+            server.stop(LAST_ANSWERS_S)
             await server.stopped.wait()
             group.cancel_scope.cancel()
-    if not (was_stopped or lobby.was_stopped):
+    if not (was_stopped or startup.was_stopped):
         raise EndedByItself
 
 
-def _heeded() -> Sequence[signal.Signals]:
-    """SIGHUP stays ignored if `nohup` said so."""
+def _stop_signals() -> Sequence[signal.Signals]:
+    """Returns the signals to handle; SIGHUP stays ignored under `nohup`."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return (signal.SIGTERM, signal.SIGINT)
     return (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -177,8 +175,8 @@ def _heeded() -> Sequence[signal.Signals]:
 async def _stop(
     signals: AsyncIterator[signal.Signals], hangup: Callable[[], Awaitable[object]] | None
 ) -> None:
-    """Waits until a signal says that the gateway is to stop. A `hangup` does that if it comes from a terminal
-    that closes."""
+    """Waits for a signal that stops the gateway. SIGHUP calls `hangup`; without `hangup` it means that the terminal closed,
+    and stops the gateway."""
     async for number in signals:
         if number != signal.SIGHUP:
             return
@@ -194,9 +192,9 @@ async def open_doors(
     ready: Callable[[Running], None],
     bound: Sequence[socket] = (),
 ) -> WebServer:
-    """Returns once the gateway can answer. `bound`: sockets that listen already. Raises AddressInUse,
-    CannotListen, StoreUnavailable."""
-    config = rooms.now.made.config
+    """Opens the front door and returns once the gateway can answer. `bound`: sockets that listen already. Raises
+    AddressInUse, CannotListen, StoreUnavailable."""
+    config = rooms.current.generation.config
     data_dir = config.gateway.data_dir
     with file_faults(str(data_dir / KEY)):
         key = await to_thread.run_sync(make_key, data_dir)
@@ -213,42 +211,37 @@ async def open_doors(
     rooms.connect()
     rooms.health.starting = False
     settle()
-    ready(Running(config, url, resumed, rooms.now.plugins.infos, rooms.channels.statuses()))
+    ready(Running(config, url, resumed, rooms.current.plugins.infos, rooms.channels.statuses()))
     return server
 
 
 # -- before there is a store
 
 
-class WaitingRoom:
-    """The address of a gateway whose store does not answer yet: alive, not ready, and nothing is accepted.
-    It opens when it is told that there is no store, and closes when the gateway takes its place. `stopped`
-    returns if the gateway is to end meanwhile."""
+@asynccontextmanager
+async def startup_server(
+    config: GatewayConfig, stopped: Callable[[], Awaitable[None]]
+) -> AsyncIterator["StartupServer"]:
+    async with anyio.create_task_group() as group:
+        yield StartupServer(config, stopped, group)
+        group.cancel_scope.cancel()
 
-    def __init__(self, config: GatewayConfig, stopped: Callable[[], Awaitable[None]]) -> None:
-        self._config, self._stopped = config, stopped
+
+class StartupServer:
+    """The front door of a gateway whose store does not answer yet: alive, not ready, accepting nothing. `wait` opens it and
+    `leave` closes it. `stopped` returns when a signal stops the gateway."""
+
+    def __init__(
+        self, config: GatewayConfig, stopped: Callable[[], Awaitable[None]], group: TaskGroup
+    ) -> None:
+        self._config, self._stopped, self._group = config, stopped, group
         self._why = ""
         self._server: WebServer | None = None
         self._watch = anyio.CancelScope()
-        self._group: TaskGroup
-        self._stack = AsyncExitStack()
         self.was_stopped = False
 
-    async def __aenter__(self) -> Self:
-        self._group = await self._stack.enter_async_context(anyio.create_task_group())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        self._group.cancel_scope.cancel()
-        return await self._stack.__aexit__(kind, error, trace)
-
     async def wait(self, why: str) -> None:
-        """Notes why there is no store. Raises AddressInUse, CannotListen."""
+        """Opens the door and notes why the store does not answer. Raises AddressInUse, CannotListen."""
         self._why = why
         if self._server is None:
             log.warning("store_awaited", extra={"why": why})
@@ -258,16 +251,16 @@ class WaitingRoom:
             self._server = WebServer(app, settings)
             address: ListenAddress = await self._group.start(self._server.serve)
             await note_owner(data_dir, f"http://{address}")
-            self._group.start_soon(self._heed)
+            self._group.start_soon(self._watch_signals)
 
-    async def _heed(self) -> None:
+    async def _watch_signals(self) -> None:
         with self._watch:
             await self._stopped()
             self.was_stopped = True
             self._group.cancel_scope.cancel()
 
     def leave(self) -> Sequence[socket]:
-        """Serves nobody any more; gives the sockets that it listens on, if it is open."""
+        """Closes the door. Returns its listening sockets if it is open."""
         self._watch.cancel()
         if self._server is None:
             return ()

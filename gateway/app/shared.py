@@ -1,4 +1,4 @@
-"""What is opened once for every generation: the store, the lanes, live runs, counters and sockets."""
+"""Objects that all generations share: the store, the lanes, live runs, counters and sockets."""
 
 import random
 import sys
@@ -59,14 +59,14 @@ if TYPE_CHECKING:
 
 
 def open_fetch() -> AbstractAsyncContextManager[Fetch]:
-    """The client behind the guard. Its library takes as long to import as all the rest."""
+    """Opens the guarded HTTP client. Its library takes as long to import as everything else."""
     from gateway.outbound.client import open_guarded  # noqa: PLC0415  # see above
 
     return open_guarded()
 
 
 def open_sockets() -> AbstractAsyncContextManager[SocketClient]:
-    """The same for WebSockets."""
+    """Opens the guarded WebSocket client."""
     from gateway.outbound.client import open_socket_client  # noqa: PLC0415  # see above
 
     return open_socket_client()
@@ -80,8 +80,8 @@ Opening = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 @dataclass(slots=True, eq=False)
-class Part:
-    """What generations share because it did not change: opened once, and closed when none uses it. `key` says all that it was made of: another key is another part."""
+class SharedResource:
+    """A resource that generations share, closed when none uses it. `key` has all the values that it was opened with."""
 
     key: object
     value: Any
@@ -90,37 +90,39 @@ class Part:
 
 
 @dataclass(slots=True)
-class Parts:
-    """Each part lives in a task of its own in the group, so that it may end in any order."""
+class SharedResources:
+    """The open resources. Each lives in its own task of the group, so that they may close in any order."""
 
     group: TaskGroup
-    _open: list[Part] = field(default_factory=list)
+    _open: list[SharedResource] = field(default_factory=list)
 
-    async def use(self, key: object, opening: Opening) -> Part:
-        """The part that is open under that key, or a new one. Raises what the opening raises."""
+    async def acquire(self, key: object, opening: Opening) -> SharedResource:
+        """Returns the resource with that key, or opens it. Raises what the opening raises."""
         found = next((one for one in self._open if one.key == key), None)
         if found is None:
             found = await self.group.start(partial(self._keep, key, opening), name="kept part")
         found.users += 1
         return found
 
-    def leave(self, part: Part) -> None:
-        """One user less; without any it is closed."""
-        part.users -= 1
-        if not part.users:
-            self._open.remove(part)
-            part.is_over.set()
+    def release(self, resource: SharedResource) -> None:
+        """Releases a resource; the last user closes it."""
+        resource.users -= 1
+        if not resource.users:
+            self._open.remove(resource)
+            resource.is_over.set()
 
-    async def _keep(self, key: object, opening: Opening, *, task_status: TaskStatus[Part]) -> None:
+    async def _keep(
+        self, key: object, opening: Opening, *, task_status: TaskStatus[SharedResource]
+    ) -> None:
         async with opening() as value:
-            part = Part(key, value)
-            self._open.append(part)
-            task_status.started(part)
-            while not part.is_over.is_set():
-                await contained("part", part.is_over.wait)
+            resource = SharedResource(key, value)
+            self._open.append(resource)
+            task_status.started(resource)
+            while not resource.is_over.is_set():
+                await contained("part", resource.is_over.wait)
 
 
-Providers = Mapping[str, tuple[ProviderDef | None, Model]]  # with what each was made of
+Providers = Mapping[str, tuple[ProviderDef | None, Model]]  # with the definition of each
 NO_PROVIDERS: Providers = MappingProxyType({})
 
 
@@ -130,8 +132,8 @@ def models(providers: Providers) -> Model:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The lanes live in the group. `settings` and `episodes` are caches over the store. `traffic` counts for
-    channels since the start, `reports` for runs, `meter` for budgets, whose limits are always those of now."""
+    """The shared objects. The lanes run in `group`. `settings` and `episodes` are caches over the store. `traffic` counts
+    for channels since the start, `reports` for runs, and `meter` for budgets, with the limits of the moment."""
 
     clock: Clock
     ids: Ids
@@ -149,37 +151,37 @@ class Shared:
     settings: SettingsBook
     logs: Log
     reports: RunReports
-    parts: Parts
-    inbox: Inbox  # for turns
+    resources: SharedResources
+    inbox: Inbox  # the partition fences it and the journal in a cluster
     journal: Journal
     cluster: "Membership | None" = None
 
     async def measure(self) -> None:
-        """What of several gateways is looked up when it is asked for."""
+        """Updates the metrics of the cluster, which are read on demand."""
         if self.cluster is not None:
             await self.cluster.measure()
 
-    def tell(self, type_: str, payload: Mapping[str, object]) -> None:
+    def publish(self, type_: str, payload: Mapping[str, object]) -> None:
         """Publishes an event of the gateway that belongs to no run."""
         kind = kind_named(type_)
         severity = kind.severity if kind else "info"
         self.bus.publish(Event(type_, severity, "gateway", self.clock.now(), None, None, payload))
 
     def dropped(self) -> Mapping[str, int]:
-        """What was lost of logs and traces, by its metric."""
+        """Counts lost log records and trace spans, by metric."""
         return {
             "log_records_dropped_total": self.logs.dropped,
             "trace_spans_dropped_total": self.reports.spans_dropped,
         }
 
     def journal_of(self, run_id: RunId) -> RunJournal | None:
-        """The journal of a live run."""
+        """Returns the journal of a live run."""
         run = self.live.get(run_id)
         return None if run is None else run.journal
 
     def providers(self, config: GatewayConfig, before: Providers = NO_PROVIDERS) -> Providers:
-        """The providers that the configuration defines, and the demo model: each attempt is metered. Those
-        that are defined as `before` are taken over, with all that they have learned."""
+        """Returns the metered providers of the configuration, and the demo model. Unchanged providers of `before` are
+        reused with their state."""
         found: dict[str, tuple[ProviderDef | None, Model]] = {}
         for name, one in config.providers.items():
             known, how = before.get(name), (self.http, self.clock, random.random, self.around)
@@ -188,12 +190,12 @@ class Shared:
         return found
 
     def around(self, model: Model) -> Model:
-        """Metered; of several nodes only the one that works on a run asks for it."""
+        """Meters a model; in a cluster only the node that owns a run may ask for it."""
         metered = self.meter.around(model)
         return metered if self.cluster is None else self.cluster.guarded(metered)
 
 
-Waiting = Callable[[str], Awaitable[None]]  # is told why there is no store yet
+Waiting = Callable[[str], Awaitable[None]]  # called with the reason while the store does not answer
 
 
 @asynccontextmanager
@@ -237,15 +239,15 @@ async def open_stores(
 
 
 @asynccontextmanager
-async def opened(
+async def open_shared(
     config: GatewayConfig,
     *,
     logs: Log | None = None,
     accept_loss: bool = False,
     waiting: Waiting | None = None,
 ) -> AsyncIterator[Shared]:
-    """Opens the store of the configuration; `waiting` lets it wait for a server that does not answer.
-    Without `logs` nobody reads what runs report. Raises DataDirInUse, StoreInUse, StoreRefused, StoreUnavailable."""
+    """Opens the store and all shared objects. With `waiting` it waits for a server that does not answer. Raises
+    DataDirInUse, StoreInUse, StoreRefused, StoreUnavailable."""
     clock, logs, figures = SystemClock(), logs or Log(sys.stderr), Figures()
     async with AsyncExitStack() as stack:
         store = open_stores(config, clock, waiting, accept_loss=accept_loss, figures=figures)
@@ -255,7 +257,7 @@ async def opened(
         group = await stack.enter_async_context(anyio.create_task_group())
         limits = LiveBudgets(config.budgets, token_budgets(config))
         prices, ids = PriceTable(config.providers), TimeIds(clock)
-        if config.providers:  # before any call: to build it later would block the event loop
+        if config.providers:  # a later build would block the event loop during a call
             await to_thread.run_sync(prices.warm)
         live, episodes = LiveRuns(), Episodes(stores.sessions)
         member = await found.join(live, episodes, clock, group) if found else None
@@ -276,7 +278,7 @@ async def opened(
             settings=SettingsBook(stores.sessions),
             logs=logs,
             reports=RunReports(figures, logs.event),
-            parts=Parts(group),
+            resources=SharedResources(group),
             inbox=member.inbox if member else stores.inbox,
             journal=member.journal if member else stores.journal,
             cluster=member,
@@ -292,9 +294,9 @@ async def opened(
 
 @asynccontextmanager
 async def provider_test(config: GatewayConfig) -> AsyncIterator[ProviderTrial]:
-    """Tests a provider without a gateway. The store is locked meanwhile. Raises DataDirInUse."""
+    """Opens a provider test without a gateway, and locks the store. Raises DataDirInUse."""
     once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
-    async with opened(config) as shared:
+    async with open_shared(config) as shared:
         model = models(shared.providers(replace(config, providers=once)))
         yield provider_trial(config, model, shared.ids)
 

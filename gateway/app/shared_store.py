@@ -1,4 +1,4 @@
-"""A SurrealDB server as the store, and the claim of this gateway on it."""
+"""Opens a SurrealDB server as the store, and claims it for this gateway."""
 
 import os
 import secrets
@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import anyio
-from anyio import CancelScope
 
 from gateway.app.nodes import SharedStore
 from gateway.cluster.node import ClusterNode, ClusterSettings
@@ -25,24 +24,24 @@ from gateway.store.surreal_connection import ConnectionSettings, Credentials, Su
 Note = Callable[[str], Awaitable[None]]
 
 _USUAL = ConnectionSettings()
-LEAVE_S = 3.0  # for what was claimed to be given back; else it expires
+RELEASE_S = 3.0  # to release the claim at the end; otherwise it expires
 
 
 class AllWork:
-    """The work of a gateway that has the store for itself: it needs no partitions."""
+    """The partitioned work of a gateway that owns the whole store: leases change nothing."""
 
     def start(self, lease: Lease) -> None:
-        """All of it is begun anyway."""
+        """Does nothing: the gateway starts all work itself."""
 
     async def drain(self, lease: Lease) -> None:
-        """The gateway has drained."""
+        """Does nothing: the gateway has drained."""
 
     def drop(self, lease: Lease) -> None:
-        """Whoever claims the store next takes it."""
+        """Does nothing: the next owner takes over."""
 
 
 @asynccontextmanager
-async def open_shared_store(  # noqa: PLR0913  # what may be said of a store
+async def open_shared_store(  # noqa: PLR0913  # the options of a store
     settings: StoreSettings,
     clock: Clock,
     *,
@@ -52,9 +51,12 @@ async def open_shared_store(  # noqa: PLR0913  # what may be said of a store
     cluster: Clustering | None = None,
     figures: Figures | None = None,
 ) -> AsyncIterator[SharedStore]:
-    """`ended` is a node that is no more; `note` hears the name of ours before it claims anything. A node of a
-    `cluster` is not run yet. Raises StoreRefused, StoreInUse."""
-    usual, claim = await connection_to(settings), partial(claimed, settings, clock, cluster=cluster)
+    """Opens and claims a shared store. `ended`: the name of a dead node of ours. `note` is called with the name of the new
+    node before it claims anything. In a `cluster` the caller runs the node. Raises StoreRefused, StoreInUse."""
+    usual, claim = (
+        await connection_to(settings),
+        partial(claim_store, settings, clock, cluster=cluster),
+    )
     figures = figures or Figures()
     usual.figures = figures.share(cluster=cluster is not None)
     opened = partial(open_surreal, usual, clock, waiting, on_commit=figures.commit)
@@ -80,7 +82,7 @@ async def open_shared_store(  # noqa: PLR0913  # what may be said of a store
 
 
 @asynccontextmanager
-async def claimed(  # noqa: PLR0913  # what may be said of a node
+async def claim_store(  # noqa: PLR0913  # the options of a node
     settings: StoreSettings,
     clock: Clock,
     *,
@@ -90,9 +92,9 @@ async def claimed(  # noqa: PLR0913  # what may be said of a node
     bound: SurrealConnection | None = None,
     cluster: Clustering | None = None,
 ) -> AsyncIterator[ClusterNode]:
-    """Keeps all others out of the store until the end; in a `cluster` only those that are alone. Raises
+    """Keeps all other gateways out of the store until the end; a `cluster` keeps out gateways without one. Raises
     StoreRefused, StoreInUse."""
-    # A connection of its own, so that no queue delays a renewal.
+    # The node has its own connection, so that no queue delays a renewal.
     own = await connection_to(settings, ConnectionSettings(is_logged=False))
     how, label = ClusterSettings(partitions=None), os.uname().nodename
     if cluster is not None:
@@ -124,7 +126,8 @@ async def claimed(  # noqa: PLR0913  # what may be said of a node
                 group.start_soon(node.run)
             yield node
         finally:
-            with CancelScope(shield=True), anyio.move_on_after(LEAVE_S), suppress(StoreUnavailable):
+            scope = anyio.move_on_after(RELEASE_S, shield=True)
+            with scope, suppress(StoreUnavailable):
                 await leases.bury(name)
             group.cancel_scope.cancel()
 

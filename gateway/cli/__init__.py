@@ -1,1 +1,1 @@
-"""The command line: one file a verb family; parses and calls, decides nothing."""
+"""The command line: one file for each family of verbs. It parses arguments, calls the gateway and prints results."""

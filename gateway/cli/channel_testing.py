@@ -1,11 +1,11 @@
-"""Plays an adapter's platform.json: a conversation between a whole gateway and a simulated platform, in this process
-and on loopback."""
+"""Plays the platform.json of an adapter: a conversation between a gateway in this process and a simulated platform on
+loopback."""
 
 import http.client
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import zip_longest
@@ -19,14 +19,14 @@ import anyio
 from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.app.assembly import Gateway, assembled
+from gateway.app.assembly import Gateway, open_gateway
 from gateway.app.running import Running, open_doors
 from gateway.app.trial import BadPlugin
 from gateway.channels.adapters import Description, Verify
 from gateway.channels.webhooks import sign_headers
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.cli.plugin_files import (
-    Given,
+    PluginSource,
     problems_of,
 )
 from gateway.config import editing
@@ -42,19 +42,19 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class HttpAnswered(_Table):
-    """What a request is answered that fits; of several for one address each is given once, and the
-    last one from then on."""
+class PlatformAnswer(_Table):
+    """The platform's answer to requests that match. Each of several answers for one address serves once, the last one
+    serves all later requests."""
 
     method: str
-    url: str  # after api_base, as `fits` has it
+    url: str  # a pattern for `matches`, without api_base
     status: int = 200
     headers: dict[str, str] = {}
     body: Any = None
 
 
-class HttpAsked(_Table):
-    """Signed by the simulator, as the adapter describes it."""
+class PlatformCall(_Table):
+    """A webhook call of the platform. The simulator signs it as the adapter describes."""
 
     method: str = "POST"
     path: str = ""
@@ -68,22 +68,22 @@ class HttpAsked(_Table):
         return (self.body if is_text else json.dumps(self.body, ensure_ascii=False)).encode()
 
 
-class TrialAnswer(_Table):
+class ExpectedAnswer(_Table):
     status: int = 200
-    body: Any = None  # a part of it if it is JSON
+    body: Any = None  # JSON may be a part of the body
 
 
-class Out(_Table):
+class ExpectedRequest(_Table):
     method: str
     url: str
-    body: Any = None  # a part of it if it is JSON
+    body: Any = None  # JSON may be a part of the body
 
 
 class Step(_Table):
     name: str
-    call: HttpAsked = Field(alias="in")
-    answered: TrialAnswer = TrialAnswer()
-    out: list[Out] = []
+    call: PlatformCall = Field(alias="in")
+    answered: ExpectedAnswer = ExpectedAnswer()
+    out: list[ExpectedRequest] = []
 
 
 class Script(_Table):
@@ -92,30 +92,28 @@ class Script(_Table):
     secrets: dict[str, str] = {}
     ed25519_seed: str | None = None
     groups: dict[str, dict[str, Any]] = {}
-    answers: list[HttpAnswered]
+    answers: list[PlatformAnswer]
     steps: list[Step]
 
 
 def read_script(path: Path) -> Script:
-    """Raises BadPlugin."""
+    """Reads platform.json. Raises BadPlugin."""
     try:
         return Script.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise BadPlugin(
-            f"there is no {path}: its adapter ships no platform to play with"
-        ) from error
+        raise BadPlugin(f"there is no {path}: the adapter has no simulated platform") from error
     except (OSError, ValidationError) as error:
         raise BadPlugin(f"{path} cannot be used: {problems_of(error)}") from error
 
 
-def fits(pattern: str, url: str) -> bool:
-    """`*` is any text without a slash. The query counts only if the pattern has one."""
+def matches(pattern: str, url: str) -> bool:
+    """True if the URL matches. `*` is any text without a slash; the query counts only if the pattern has one."""
     url = url if "?" in pattern else url.partition("?")[0]
     return re.fullmatch("[^/]*".join(map(re.escape, pattern.split("*"))), url) is not None
 
 
 def contains(whole: object, part: object) -> bool:
-    """Whether all that is in the part is in the whole; a list has to be as long."""
+    """True if the whole has every item of the part; lists must have the same length."""
     if isinstance(part, Mapping):
         return isinstance(whole, Mapping) and all(
             name in whole and contains(whole[name], value) for name, value in part.items()
@@ -127,8 +125,8 @@ def contains(whole: object, part: object) -> bool:
     return whole == part
 
 
-def decoded(body: bytes) -> object:
-    """A JSON object or list, else the text."""
+def decode_body(body: bytes) -> object:
+    """Returns a JSON object or list, else the text."""
     text = body.decode(errors="replace")
     try:
         value = json.loads(text)
@@ -139,51 +137,53 @@ def decoded(body: bytes) -> object:
 
 # -- the platform
 
-UNKNOWN = HttpAnswered(method="", url="", status=404)
+UNKNOWN = PlatformAnswer(method="", url="", status=404)
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class PlatformRequest:
+    """A request that the gateway sent to the platform, and the status of its answer."""
+
     method: str
     url: str
     body: object
-    status: int  # that it was answered
+    status: int
 
 
 @dataclass(slots=True)
 class Platform:
-    answers: Sequence[HttpAnswered]
+    answers: Sequence[PlatformAnswer]
     url: str = ""
-    heard: list[Heard] = field(default_factory=list)
-    _given: set[int] = field(default_factory=set)  # answers that others follow
+    requests: list[PlatformRequest] = field(default_factory=list)
+    _used: set[int] = field(default_factory=set)  # the indexes of answers that served once
     _lock: Lock = field(default_factory=Lock)
 
-    def answer(self, method: str, url: str, body: bytes) -> HttpAnswered:
+    def answer(self, method: str, url: str, body: bytes) -> PlatformAnswer:
         with self._lock:
             fitting = [
-                place
-                for place, one in enumerate(self.answers)
-                if one.method == method and fits(one.url, url)
+                index
+                for index, one in enumerate(self.answers)
+                if one.method == method and matches(one.url, url)
             ]
-            left = [place for place in fitting if place not in self._given]
-            self._given.update(left[:1])
-            place = next(iter(left[:1] or fitting[-1:]), None)
-            answer = UNKNOWN if place is None else self.answers[place]
-            self.heard.append(Heard(method, url, decoded(body), answer.status))
+            index = next((one for one in fitting if one not in self._used), None)
+            if index is not None:
+                self._used.add(index)
+            answer = self.answers[fitting[-1] if index is None else index] if fitting else UNKNOWN
+            self.requests.append(PlatformRequest(method, url, decode_body(body), answer.status))
             return answer
 
 
 @contextmanager
-def platform(answers: Sequence[HttpAnswered]) -> Iterator[Platform]:
-    """Its threads end with it."""
-    it = Platform(answers)
+def open_platform(answers: Sequence[PlatformAnswer]) -> Iterator[Platform]:
+    """Serves a simulated platform on loopback in a thread until the end."""
+    platform = Platform(answers)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            answer = it.answer(self.command, self.path, body)
+            answer = platform.answer(self.command, self.path, body)
             content = json.dumps(answer.body).encode() if answer.body is not None else b""
             self.send_response(answer.status)
             for name, value in answer.headers.items():
@@ -194,16 +194,16 @@ def platform(answers: Sequence[HttpAnswered]) -> Iterator[Platform]:
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815  # as the library calls them
 
-        def log_message(self, format: str, *args: object) -> None:  # its name there
-            """What was said is shown by whoever plays."""
+        def log_message(self, format: str, *args: object) -> None:  # the name in the base class
+            """Logs nothing: the report shows the requests."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    it.url = f"http://127.0.0.1:{server.server_address[1]}"
+    platform.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
-        yield it
+        yield platform
     finally:
         server.shutdown()
         server.server_close()
@@ -212,9 +212,9 @@ def platform(answers: Sequence[HttpAnswered]) -> Iterator[Platform]:
 
 # -- the play
 
-WITHIN_S = 30.0  # all that a step causes
-LOOKS_EVERY_S = 0.02
-_CODE = re.compile(r"\b[A-Z2-9]{4}-[A-Z2-9]{4}\b")
+STEP_TIMEOUT_S = 30.0
+POLL_S = 0.02
+_PAIRING_CODE = re.compile(r"\b[A-Z2-9]{4}-[A-Z2-9]{4}\b")
 _CONFIG = """
 [gateway]
 port = 0
@@ -233,13 +233,13 @@ path = "bundled:echo"
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """One step, and what was not as the script has it."""
+class StepResult:
+    """A step with the gateway's answer, its requests, and the differences from the script."""
 
     step: Step
     status: int
     body: object
-    heard: Sequence[Heard]
+    requests: Sequence[PlatformRequest]
     problems: Sequence[str]
 
     def as_json(self) -> dict[str, object]:
@@ -249,57 +249,54 @@ class Played:
             "problems": list(self.problems),
             "in": self.step.call.model_dump(),
             "answered": {"status": self.status, "body": self.body},
-            "out": [asdict(one) for one in self.heard],
+            "out": [asdict(one) for one in self.requests],
         }
 
 
-def play(source: Given, script: Script, tell: Callable[[Sequence[str]], None]) -> Sequence[Played]:
-    """Tells each step in words when it is over; the first that goes wrong is the last."""
-    with TemporaryDirectory(prefix="exogate-") as folder, platform(script.answers) as simulated:
-        config = _config(source, script, simulated.url, Path(folder))
-        return anyio.run(_play, config, script, simulated, tell)
+def play(
+    source: PluginSource, script: Script, report: Callable[[Sequence[str]], None]
+) -> Sequence[StepResult]:
+    """Plays the steps up to the first that fails, and reports each when it is over."""
+    with TemporaryDirectory(prefix="exogate-") as folder, open_platform(script.answers) as platform:
+        config = _config(source, script, platform.url, Path(folder))
+        return anyio.run(_play, config, script, platform, report)
 
 
 async def _play(
     config: GatewayConfig,
     script: Script,
-    simulated: Platform,
-    tell: Callable[[Sequence[str]], None],
-) -> Sequence[Played]:
-    told: list[Played] = []
-    async with _at_work(config) as (rooms, url):
+    platform: Platform,
+    report: Callable[[Sequence[str]], None],
+) -> Sequence[StepResult]:
+    results: list[StepResult] = []
+    running: list[Running] = []
+    async with open_gateway(config, version=VERSION) as rooms, anyio.create_task_group() as group:
+        await open_doors(rooms, group, running.append)
         (status,) = rooms.channels.statuses()
         is_refused = status.state == "refused"
-        player = ScriptPlayer(rooms, url, status.name, script, simulated)
+        player = ScriptPlayer(rooms, running[0].url, status.name, script, platform)
         for step in () if is_refused else script.steps:
-            told.append(await player.play(step))
-            tell(_lines(told[-1]))
-            if told[-1].problems:
+            results.append(await player.play(step))
+            report(_lines(results[-1]))
+            if results[-1].problems:
                 break
+        group.cancel_scope.cancel()
     if is_refused:
         raise BadPlugin(f"the channel is refused: {status.why}")
-    return told
+    return results
 
 
-@asynccontextmanager
-async def _at_work(config: GatewayConfig) -> AsyncIterator[tuple[Gateway, str]]:
-    found: list[Running] = []
-    async with assembled(config, version=VERSION) as rooms, anyio.create_task_group() as group:
-        await open_doors(rooms, group, found.append)
-        yield rooms, found[0].url
-        group.cancel_scope.cancel()
-
-
-def _config(source: Given, script: Script, base: str, folder: Path) -> GatewayConfig:
-    """As an operator would write it, with the platform's address in place of the real one."""
+def _config(source: PluginSource, script: Script, base: str, folder: Path) -> GatewayConfig:
+    """Builds an operator's configuration, with the address of the simulated platform."""
     config = {
         name: base + value if str(value).startswith("/") else value
         for name, value in script.config.items()
     }
-    plugin: dict[str, object] = {"name": source.name, "path": f"{BUNDLED}{source.bundled}"}
-    if source.bundled is None:
-        plugin["path"] = str(source.file)
-    plugin["capabilities"] = [*map(str, source.asked), f"http:{base}"]
+    plugin = {
+        "name": source.name,
+        "path": str(source.file) if source.bundled is None else f"{BUNDLED}{source.bundled}",
+        "capabilities": [*map(str, source.requested), f"http:{base}"],
+    }
     channel = {
         "plugin": source.name,
         "transport": script.transport,
@@ -313,7 +310,7 @@ def _config(source: Given, script: Script, base: str, folder: Path) -> GatewayCo
     path = folder / "config.toml"
     path.write_text(text, encoding="utf-8")
     path.chmod(editing.NEW_FILE_MODE)
-    return load(path, environment={}, home=folder, cwd=folder, known=known())
+    return load(path, environment={}, home=folder, cwd=folder, known=known_names())
 
 
 @dataclass(slots=True)
@@ -324,20 +321,20 @@ class ScriptPlayer:
     script: Script
     platform: Platform
 
-    async def play(self, step: Step) -> Played:
-        before = len(self.platform.heard)
+    async def play(self, step: Step) -> StepResult:
+        before = len(self.platform.requests)
         status, content = await to_thread.run_sync(self._call, step.call)
-        is_quiet = await self._until_quiet()
-        heard = self.platform.heard[before:]
-        body = decoded(content)
-        problems = [*_of_answer(step, status, body), *self._of_requests(step, heard)]
-        problems += [] if is_quiet else [f"something is still to be sent after {WITHIN_S:g} s"]
-        await self._approve(heard)
-        return Played(step, status, body, heard, problems)
+        is_done = await self._wait_until_done()
+        requests = self.platform.requests[before:]
+        body = decode_body(content)
+        problems = [*_check_answer(step, status, body), *self._check_requests(step, requests)]
+        problems += [] if is_done else [f"answers are still unsent after {STEP_TIMEOUT_S:g} s"]
+        await self._approve(requests)
+        return StepResult(step, status, body, requests, problems)
 
     def _recipe(self) -> Verify:
-        """The gateway has made sure that there is one."""
-        ((adapter,), config) = (self.rooms.now.plugins.adapters, self.script.config)
+        """Returns the recipe that verifies calls; the gateway has checked that there is one."""
+        ((adapter,), config) = (self.rooms.current.plugins.adapters, self.script.config)
         description: Description = adapter.description
         return next(
             one
@@ -345,52 +342,50 @@ class ScriptPlayer:
             if all(config.get(name) == value for name, value in one.when.items())
         )
 
-    def _call(self, call: HttpAsked) -> tuple[int, bytes]:
+    def _call(self, call: PlatformCall) -> tuple[int, bytes]:
         recipe = self._recipe()
         key = self.script.ed25519_seed or self.script.secrets.get(recipe.secret or "", "")
         now, body = self.rooms.shared.clock.now(), call.content
         headers = sign_headers(recipe, key, call.headers, body, now=now)
         query = f"?{call.query}" if call.query else ""
-        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=WITHIN_S)
-        try:
+        address = urlsplit(self.url).netloc
+        with closing(http.client.HTTPConnection(address, timeout=STEP_TIMEOUT_S)) as connection:
             path = f"/webhooks/{self.channel}{call.path}{query}"
             connection.request(call.method, path, body, headers)
             response = connection.getresponse()
             return response.status, response.read()
-        finally:
-            connection.close()
 
-    async def _until_quiet(self) -> bool:
-        """Whether every turn has ended and every answer is sent, or never will be."""
-        with anyio.move_on_after(WITHIN_S):
-            while self.rooms.front.intake.pending or await self._waiting():
-                await self.rooms.shared.clock.sleep(LOOKS_EVERY_S)
+    async def _wait_until_done(self) -> bool:
+        """Waits until every turn has ended and every answer is sent or refused. False after the timeout."""
+        with anyio.move_on_after(STEP_TIMEOUT_S):
+            while self.rooms.front.intake.pending or await self._has_unsent():
+                await self.rooms.shared.clock.sleep(POLL_S)
             return True
         return False
 
-    async def _waiting(self) -> bool:
+    async def _has_unsent(self) -> bool:
         tally = await self.rooms.shared.stores.outbox.tally()
         return any(count for (_, state), count in tally.items() if state in {"pending", "sending"})
 
-    def _of_requests(self, step: Step, heard: Sequence[Heard]) -> Iterator[str]:
-        """What no step expects anywhere (typing, the setup) may be asked at any time."""
+    def _check_requests(self, step: Step, requests: Sequence[PlatformRequest]) -> Iterator[str]:
+        """Compares the requests in order. A request that no step expects (typing, the setup) may come at any time."""
         outs = [out for one in self.script.steps for out in one.out]
-        counted = [one for one in heard if any(_is_meant(out, one) for out in outs)]
+        counted = [one for one in requests if any(_is_expected(out, one) for out in outs)]
         for out, one in zip_longest(step.out, counted):
             if one is None:
                 yield f"did not ask {out.method} {out.url} {_short(out.body)}"
-            elif out is None or not _is_meant(out, one):
+            elif out is None or not _is_expected(out, one):
                 yield f"asked {one.method} {one.url} {_short(one.body)}"
 
-    async def _approve(self, heard: Sequence[Heard]) -> None:
-        """As the operator would: whoever was told a code may talk from now on."""
-        codes = {code for one in heard for code in _CODE.findall(json.dumps(one.body))}
+    async def _approve(self, requests: Sequence[PlatformRequest]) -> None:
+        """Approves each person who was sent a pairing code, as the operator would."""
+        codes = {code for one in requests for code in _PAIRING_CODE.findall(json.dumps(one.body))}
         waiting = await self.rooms.access.listed(channel=self.channel, limit=1)
         for code in codes if any(one.state == "asked" for one in waiting) else ():
             await self.rooms.access.approve(code, by="simulator")
 
 
-def _of_answer(step: Step, status: int, body: object) -> Iterator[str]:
+def _check_answer(step: Step, status: int, body: object) -> Iterator[str]:
     wanted = step.answered
     if status != wanted.status:
         yield f"answered {status}, not {wanted.status}"
@@ -398,9 +393,9 @@ def _of_answer(step: Step, status: int, body: object) -> Iterator[str]:
         yield f"answered {_short(body)}, without {_short(wanted.body)}"
 
 
-def _is_meant(out: Out, heard: Heard) -> bool:
-    is_address = out.method == heard.method and fits(out.url, heard.url)
-    return is_address and (out.body is None or contains(heard.body, out.body))
+def _is_expected(out: ExpectedRequest, request: PlatformRequest) -> bool:
+    is_address = out.method == request.method and matches(out.url, request.url)
+    return is_address and (out.body is None or contains(request.body, out.body))
 
 
 def _short(body: object) -> str:
@@ -408,17 +403,15 @@ def _short(body: object) -> str:
     return text if len(text) <= 300 else f"{text[:300]}…"
 
 
-def _lines(played: Played) -> Sequence[str]:
-    """To and fro, for a terminal."""
-    call = played.step.call
-    said = decoded(call.content)
+def _lines(result: StepResult) -> Sequence[str]:
+    call = result.step.call
     return (
-        f"{'✗' if played.problems else '✓'} {played.step.name}",
-        f"    → {call.method} {call.path or '/'} {_short(said)}",
-        f"    ← {played.status} {_short(played.body)}",
+        f"{'✗' if result.problems else '✓'} {result.step.name}",
+        f"    → {call.method} {call.path or '/'} {_short(decode_body(call.content))}",
+        f"    ← {result.status} {_short(result.body)}",
         *(
             f"    ⇒ {one.method} {one.url} {_short(one.body)} : {one.status}"
-            for one in played.heard
+            for one in result.requests
         ),
-        *(f"    {problem}" for problem in played.problems),
+        *(f"    {problem}" for problem in result.problems),
     )

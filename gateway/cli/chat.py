@@ -1,52 +1,57 @@
-"""`exogate chat`: talk to an agent in the terminal."""
+"""`exogate chat`: a conversation with an agent in the terminal."""
 
 import select
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from gateway.cli.command import FAILED, CliContext, Terminal, failure
-from gateway.cli.link import Link, linked
+from gateway.cli.link import Link, open_link
 from gateway.config.environment import NO_COLOR, read_environment, value_of
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.text import one_line, visible
 
-LISTEN_EVERY_S = 0.2  # to what is typed while an answer streams
-HELP = "/new a new conversation · /stop the answer (or Ctrl+C) · /status · /help · /quit"
+READ_EVERY_S = 0.2  # lines typed while an answer streams
+HELP = (
+    "/new starts a new conversation · /stop (or Ctrl+C) stops the answer · /status · /help · /quit"
+)
 
 
 @click.command()
 @click.option("--message", "-m", help="Send this one message and print the answer.")
-@click.option("--agent", help="Talk to this agent instead of the one that bindings choose.")
-@click.option("--peer", default="main", show_default=True, help="Which conversation.")
+@click.option("--agent", help="Talk to this agent; by default the bindings choose one.")
+@click.option("--peer", default="main", show_default=True, help="The name of the conversation.")
 @click.pass_obj
 def chat(context: CliContext, message: str | None, agent: str | None, peer: str) -> None:
-    with linked(context) as link:
+    with open_link(context) as link:
         if message is None:
-            Conversation(link, agent, peer).hold()
+            Conversation(link, agent, peer).run()
             return
         sent = link.call("chat.send", content=message, agent=agent, peer=peer)
         end: Mapping[str, Any] = {}
         for event in link.watch(sent["run_id"]):
             end = event or end
-            if end["type"] == "system":  # why an answer is cut short, what is nearly spent
+            if end["type"] == "system":  # such as a warning that a budget is nearly spent
                 click.echo(f"exogate: {end['system_message']}", err=True)
     has_failed = end["type"] == "error"
     if context.json:
-        context.tell({**end, **failure(end["error_type"], end["message"])} if has_failed else end)
+        context.print_json(
+            {**end, **failure(end["error_type"], end["message"])} if has_failed else end
+        )
     elif not has_failed:
         click.echo(end["response"])
     if has_failed:
         click.echo(f"exogate: {end['message']}", err=True)
-        if end["error_type"] != "budget_exceeded":  # which says it all
-            click.echo(f"`exogate logs --run {end['run_id']}` says what happened", err=True)
+        if end["error_type"] != "budget_exceeded":  # its message is enough
+            click.echo(f"see `exogate logs --run {end['run_id']}`", err=True)
         sys.exit(FAILED)
 
 
 class Conversation:
-    """Reads a line, streams the answer, until the input ends."""
+    """A loop that reads a line and streams its answer, until the input ends."""
 
     def __init__(self, link: Link, agent: str | None, peer: str) -> None:
         self._link, self._asked_agent, self._peer = link, agent, peer
@@ -54,7 +59,7 @@ class Conversation:
         route = link.call("route.explain", channel="websocket", account="local", peer=peer)
         self._agent = agent or route["agent_id"]
 
-    def hold(self) -> None:
+    def run(self) -> None:
         click.echo(f"Talking to {self._agent} as websocket:local:{self._peer}. {HELP}")
         while True:
             try:
@@ -74,7 +79,7 @@ class Conversation:
             case "/new":
                 key = SessionKey(AgentId(self._agent), "websocket", "local", self._peer)
                 self._link.call("session.create", session_key=str(key))
-                click.echo("a new conversation begins; what is known about you stays")
+                click.echo("new conversation; facts about you are kept")
             case "/stop":
                 click.echo("no answer is running")
             case "/status":
@@ -88,23 +93,22 @@ class Conversation:
                 click.echo(HELP)
 
     def _say(self, line: str) -> None:
-        sent = self._link.call("chat.send", content=line, agent=self._asked_agent, peer=self._peer)
+        asked = {"content": line, "agent": self._asked_agent, "peer": self._peer}
+        run_id = self._link.call("chat.send", **asked)["run_id"]
         while True:
-            try:
-                self._stream(sent["run_id"])
-                return
-            except KeyboardInterrupt:
-                self._link.call("chat.abort", run_id=sent["run_id"])
+            with suppress(KeyboardInterrupt):
+                return self._stream(run_id)
+            self._link.call("chat.abort", run_id=run_id)
 
     def _stream(self, run_id: str) -> None:
-        for event in self._link.watch(run_id, LISTEN_EVERY_S):
+        for event in self._link.watch(run_id, READ_EVERY_S):
             if event is not None:
                 _show(event)
-            if "/stop" in self._overheard():
+            if "/stop" in self._read_typed():
                 self._link.call("chat.abort", run_id=run_id)
 
-    def _overheard(self) -> list[str]:
-        """Lines that were typed during an answer; all but /stop are taken up after it."""
+    def _read_typed(self) -> list[str]:
+        """Returns the lines typed during an answer; all but /stop are sent after the answer."""
         lines: list[str] = []
         if not sys.stdin.isatty():
             return lines
@@ -138,11 +142,11 @@ def _show(event: Mapping[str, Any]) -> None:
 
 
 def _styled(text: str, **style: Any) -> None:  # the keywords of click.style
-    """Others' text in a colour of ours, where somebody sees it."""
-    stream, harmless = sys.stdout, visible(text)
+    """Prints untrusted text, in colour on a terminal."""
+    stream, safe = sys.stdout, visible(text)
     is_plain = not stream.isatty() or value_of(read_environment(), NO_COLOR) is not None
     if is_plain or not isinstance(stream, Terminal):
-        click.echo(harmless)
+        click.echo(safe)
     else:
-        stream.write_styled(f"{click.style(harmless, **style)}\n")
+        stream.write_styled(f"{click.style(safe, **style)}\n")
         stream.flush()

@@ -1,7 +1,7 @@
-"""What every command has: the options in front of it, the streams that it writes to, and how it ends.
+"""Shared parts of all commands: global options, guarded output streams, and exit codes.
 
-Exit codes are those that scripts can rely on; a failure is one sentence on stderr without a traceback, or with --json
-JSON on stdout. `exogate --help` imports this, so nothing heavy is imported here.
+Scripts rely on the exit codes. A failure prints one sentence on stderr without a traceback; with --json it prints JSON
+on stdout. `exogate --help` imports this module, so it imports nothing heavy.
 """
 
 import codecs
@@ -32,36 +32,35 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 @dataclass(frozen=True, slots=True)
 class CliContext:
-    """The options that stand before the verb."""
+    """The global options of a command line."""
 
     config_path: Path | None = None
     data_dir: Path | None = None
     json: bool = False
     debug: bool = False
 
-    def tell(self, told: object) -> None:
-        """A result as JSON."""
-        click.echo(json.dumps(told, ensure_ascii=False))
+    def print_json(self, result: object) -> None:
+        click.echo(json.dumps(result, ensure_ascii=False))
 
-    def say(self, told: object, *lines: str) -> None:
-        """A result: as JSON if it was asked for, else as these lines."""
+    def print_result(self, result: object, *lines: str) -> None:
+        """Prints the result as JSON with --json, else prints `lines`."""
         if self.json:
-            self.tell(told)
+            self.print_json(result)
         for line in () if self.json else lines:
             click.echo(line)
 
 
-class Read(click.ParamType[Any]):
-    """A word of a command that a function reads. What that raises is wrong usage, in its words."""
+class ParsedType(click.ParamType[Any]):
+    """A click type whose values `parse` reads. Its ValueError or GatewayError becomes a usage error."""
 
-    def __init__(self, name: str, read: Callable[[str], object]) -> None:
-        self.name, self._read = name, read
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name, self._parse = name, parse
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
         try:
-            return self._read(str(value))
+            return self._parse(str(value))
         except (ValueError, GatewayError) as error:
             self.fail(str(error), param, ctx)
 
@@ -70,32 +69,34 @@ JsonObject = Mapping[str, object]
 
 
 def json_object(text: str) -> JsonObject:
-    """Raises ValueError."""
+    """Parses a JSON object. Raises ValueError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"this is not JSON ({error})") from None
     if not isinstance(found, dict):
-        raise ValueError('write a table: {"key": value}')
+        raise ValueError('write a JSON object: {"key": value}')
     return found
 
 
-JSON = Read("JSON", json_object)
+JSON = ParsedType("JSON", json_object)
 
-# Options that belong to every verb may stand anywhere; these take a value.
+# Global options may stand anywhere in the command line.
 FLAGS = frozenset({"--json", "--debug"})
-VALUED = frozenset({"--config", "-c", "--data-dir"})
-TEXT_FOLLOWS = frozenset({"-m", "--message"})  # whatever it looks like
+VALUED = frozenset({"--config", "-c", "--data-dir"})  # the next word is the value
+TEXT_FOLLOWS = frozenset(
+    {"-m", "--message"}
+)  # the next word is text, even if it looks like an option
 
 
-def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of every verb, and all other words."""
+def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the global options, and all other words."""
     front: list[str] = []
     rest = list(words)
     place = 0
     while place < len(rest) and rest[place] != "--":
         word = rest[place]
-        if word in FLAGS or _holds_its_value(word):
+        if word in FLAGS or _has_inline_value(word):
             front.append(rest.pop(place))
         elif word in VALUED and place + 1 < len(rest):
             front += [rest.pop(place), rest.pop(place)]
@@ -104,7 +105,7 @@ def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return front, rest
 
 
-def _holds_its_value(word: str) -> bool:
+def _has_inline_value(word: str) -> bool:
     if word.startswith("-c") and not word.startswith("--"):
         return len(word) > len("-c")
     name, is_given, _ = word.partition("=")
@@ -113,33 +114,33 @@ def _holds_its_value(word: str) -> bool:
 
 # -- streams
 
-ESCAPED = "exogate.escaped"  # what an encoding lacks is written as JSON escapes it
+ESCAPED = "exogate.escaped"  # the error handler that writes missing characters as JSON escapes
 
 
 class Terminal(io.TextIOWrapper):
-    """A stream of the process on which no text can steer the terminal."""
+    """An output stream that makes terminal control characters visible instead of sending them."""
 
     def write(self, text: str, /) -> int:
         super().write(visible(text))
         return len(text)
 
     def write_styled(self, text: str) -> None:
-        """A text whose escape sequences are the command line's own."""
+        """Writes text whose escape sequences come from the command line itself."""
         super().write(text)
 
 
 def guard_streams() -> None:
-    """From here on nothing reaches stdout or stderr but through a Terminal."""
+    """Replaces stdout and stderr by Terminals."""
     sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
 
 
 def _guarded(stream: TextIO) -> TextIO:
     buffer: IO[bytes] | None = getattr(stream, "buffer", None)
-    if buffer is None:  # closed before the start, or no stream of the process
+    if buffer is None:  # the stream is closed, or is not one of the process
         return stream
     stream.flush()
     codecs.register_error(ESCAPED, _escaped)
-    # An ASCII locale is a missing one, as for click.
+    # Like click, treat an ASCII locale as a missing one.
     encoding = stream.encoding if stream.encoding.lower() not in {"ascii", "us-ascii"} else "utf-8"
     is_buffered = getattr(stream, "line_buffering", False)
     return Terminal(buffer, encoding=encoding, errors=ESCAPED, line_buffering=is_buffered)
@@ -154,7 +155,7 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 class Unreachable(GatewayError):
-    """No gateway runs here, or it does not answer."""
+    """No gateway runs on the data directory, or it does not answer."""
 
     code = "unreachable"
 
@@ -168,7 +169,7 @@ class Interrupted(GatewayError):
 
 
 class CommandRefused(GatewayError):
-    """The gateway's own words, with what it says for programs."""
+    """An error that the gateway returned; `facts` is its data for programs."""
 
     def __init__(self, message: str, facts: Mapping[str, object]) -> None:
         super().__init__(message)
@@ -176,42 +177,42 @@ class CommandRefused(GatewayError):
 
 
 @contextmanager
-def ending_well(*, debug: bool, as_json: bool = False) -> Iterator[None]:
-    """Turns what a command raises into its exit code and one sentence, or JSON."""
+def report_errors(*, debug: bool, as_json: bool = False) -> Iterator[None]:
+    """Turns an exception of a command into its exit code and one sentence, or JSON."""
     try:
         yield
     except BrokenPipeError:
-        # Whoever read our output has enough; Python must not complain when it flushes the rest.
+        # The reader closed the pipe: send the rest to /dev/null, so that the flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except click.ClickException as error:
-        _end_of_click(error, as_json=as_json)
+        _exit_with_click(error, as_json=as_json)
     except (click.Abort, KeyboardInterrupt):
-        _end(Interrupted("interrupted"), as_json=as_json)
+        _exit_with(Interrupted("interrupted"), as_json=as_json)
     except (Exception, BaseExceptionGroup) as error:
-        known = _known(error)
-        if known is None or debug:  # a defect is not hidden
+        known = _expected_error(error)
+        if known is None or debug:  # a defect shows its traceback
             if as_json:
                 _show(failure(known.code if known else GatewayError.code, str(error)))
             raise
-        _end(known, as_json=as_json)
+        _exit_with(known, as_json=as_json)
 
 
-def _known(error: BaseException) -> GatewayError | None:
-    """What can be said in a sentence, of a group the first such error; None for a defect."""
+def _expected_error(error: BaseException) -> GatewayError | None:
+    """Returns the error to print, of a group the first one; None for a defect."""
     match error:
         case GatewayError():
             return error
         case BaseExceptionGroup():
-            return next(filter(None, map(_known, error.exceptions)), None)
+            return next(filter(None, map(_expected_error, error.exceptions)), None)
         case PermissionError() if where := error.filename:
-            return NotAllowed(f"this user may not use {where}: run the command as its owner")
+            return NotAllowed(f"this user has no access to {where}: run the command as its owner")
         case OSError() if error.errno in _NO_ROOM:
             return GatewayError(f"the result cannot be written: {error.strerror}")
     return None
 
 
-def _end(error: GatewayError, *, as_json: bool) -> None:
+def _exit_with(error: GatewayError, *, as_json: bool) -> None:
     message = str(error)
     if pid := listener_on(getattr(error, "port", 0)):
         message = f"{message}; process {pid} listens there"
@@ -226,14 +227,14 @@ def _end(error: GatewayError, *, as_json: bool) -> None:
     sys.exit(exit_code(error))
 
 
-def _end_of_click(error: click.ClickException, *, as_json: bool) -> None:
+def _exit_with_click(error: click.ClickException, *, as_json: bool) -> None:
     if isinstance(error, click.NoSuchOption) and error.option_name[1:2].isdecimal():
-        told = f'{error.message} A number below zero stands behind "--": -- {error.option_name}'
-        error = click.UsageError(told, error.ctx)
+        text = f'{error.message} Write a negative number after "--": -- {error.option_name}'
+        error = click.UsageError(text, error.ctx)
     if as_json:
         _show(failure("usage" if error.exit_code == USAGE else "failed", error.format_message()))
     else:
-        with click.Context(click.Command("exogate"), color=True):  # takes nothing out of the text
+        with click.Context(click.Command("exogate"), color=True):  # click strips nothing
             error.show()
     sys.exit(error.exit_code)
 
@@ -243,12 +244,12 @@ def _show(failed: Mapping[str, object]) -> None:
 
 
 def failure(code: str, message: str, facts: Mapping[str, object] = NO_FACTS) -> dict[str, Any]:
-    """What --json shows of a verb that failed, shaped like an error of the gateway's HTTP API."""
+    """Returns the --json result of a failed verb, shaped like an error of the HTTP API."""
     return {"ok": False, "error": {**facts, "type": code, "code": code, "message": message}}
 
 
 def problems_of(error: ConfigInvalid) -> dict[str, object]:
-    """Every problem of a configuration, as programs read it."""
+    """Returns all problems of a configuration as JSON fields."""
     return {"problems": list(map(problem_as_json, error.problems)), "left_out": error.left_out}
 
 

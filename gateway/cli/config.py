@@ -1,4 +1,4 @@
-"""`exogate config` and `exogate reload`: check, show and change the configuration, and put it into force."""
+"""`exogate config` and `exogate reload`: check, show, change and reload the configuration."""
 
 import json
 import os
@@ -11,7 +11,14 @@ from typing import Any
 import click
 
 from gateway.cli.command import BAD_CONFIG, CliContext, failure, problem_as_json, problems_of
-from gateway.cli.configuration import RELOAD_S, Edit, agree, config_path, read_inputs, usual_path
+from gateway.cli.configuration import (
+    RELOAD_S,
+    Edit,
+    config_path,
+    read_inputs,
+    usual_path,
+    yes_option,
+)
 from gateway.cli.link import ask
 from gateway.config.document import build_error, locate
 from gateway.config.editing import NAMED_BY, parse_path, read_value, value_at, with_value
@@ -31,22 +38,22 @@ def config() -> None: ...
 def validate(context: CliContext) -> None:
     try:
         loaded = _load(context)
-        name, warnings = loaded.document.name, _tried(loaded)
+        name, warnings = loaded.document.name, _trial_notices(loaded)
     except ConfigInvalid as error:
         if context.json:
             notices = [problem_as_json(one) for one in error.warnings]
-            told = failure(error.code, str(error)) | problems_of(error)
-            context.tell({**told, "notices": notices})
+            result = failure(error.code, str(error)) | problems_of(error)
+            context.print_json({**result, "notices": notices})
         else:
             _warn(error.warnings)
             click.echo(error.render())
         raise SystemExit(BAD_CONFIG) from None
-    if context.json:
-        noted = [problem_as_json(one) for one in warnings]
-        context.tell({"ok": True, "file": name or None, "notices": noted})
-        return
-    _warn(warnings)
-    click.echo(f"{name} is valid" if name else "no config file; the defaults are valid")
+    if not context.json:
+        _warn(warnings)
+    context.print_result(
+        {"ok": True, "file": name or None, "notices": list(map(problem_as_json, warnings))},
+        f"{name} is valid" if name else "no config file; the defaults are valid",
+    )
 
 
 def _warn(warnings: Iterable[ConfigProblem]) -> None:
@@ -54,20 +61,20 @@ def _warn(warnings: Iterable[ConfigProblem]) -> None:
         click.echo(one.render(), err=True)
 
 
-def _tried(loaded: LoadedConfig) -> tuple[ConfigProblem, ...]:
-    """What is no error. Raises ConfigInvalid for what a start would refuse besides."""
-    from gateway.app.doctor import TRIALS  # noqa: PLC0415  # the whole gateway, which reading does without
+def _trial_notices(loaded: LoadedConfig) -> tuple[ConfigProblem, ...]:
+    """Returns the warnings. Raises ConfigInvalid for errors that only a start finds."""
+    from gateway.app.doctor import TRIALS  # noqa: PLC0415  # it imports the whole gateway
 
     found = [finding for check in TRIALS for finding in check(loaded.config)]
-    # Who listens there now may be gone at the start: the configuration is not wrong by that.
+    # A taken port is no error of the configuration: it may be free at the start.
     errors = [one for one in found if one.severity == "error" and one.id != "network.port"]
     notices = [
         *loaded.config.notices,
         *(ConfigFinding(o.id, o.place, o.message, o.fix) for o in found if o not in errors),
     ]
     if errors:
-        wrong = [ConfigFinding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]
-        raise build_error(wrong, loaded.document, notices=notices)
+        refused = [ConfigFinding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]
+        raise build_error(refused, loaded.document, notices=notices)
     return locate(notices, loaded.document)
 
 
@@ -77,7 +84,7 @@ def show(context: CliContext) -> None:
     loaded = _load(context)
     rows = effective(loaded)
     file = str(loaded.config.origin) if loaded.config.origin else None
-    context.say({"file": file, "values": list(map(_as_json, rows))}, *_lines(rows))
+    context.print_result({"file": file, "values": list(map(_as_json, rows))}, *_lines(rows))
 
 
 @config.command()
@@ -90,25 +97,27 @@ def get(context: CliContext, key: str) -> None:
     if exact is None:
         below = [row for row in rows if row.key.startswith(f"{key}.")]
         if not below:
-            raise click.ClickException(f"there is no key {key}; {_meant(key, rows)}")
-        exact = _as_a_number(key, below)
+            near = nearest(key, (row.key for row in rows))
+            hint = f"did you mean {near}?" if near else "`exogate config show` lists all"
+            raise click.ClickException(f"there is no key {key}; {hint}")
+        exact = _token_limit(key, below)
     if exact is None:
-        context.say(list(map(_as_json, below)), *_lines(below))
+        context.print_result(list(map(_as_json, below)), *_lines(below))
     else:
         value = "" if exact.value is None else exact.value
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        context.say(_as_json(exact), text)
+        context.print_result(_as_json(exact), text)
 
 
-def _as_a_number(key: str, below: Sequence[Row]) -> Row | None:
-    """A limit in tokens alone is written as a number: budgets.daily = 200000."""
+def _token_limit(key: str, below: Sequence[Row]) -> Row | None:
+    """Returns a limit that has no USD as one row: budgets.daily = 200000."""
     values = {row.key.removeprefix(f"{key}."): row for row in below}
     is_limit = values.keys() == {"tokens", "usd"} and values["usd"].value is None
     return replace(values["tokens"], key=key) if is_limit else None
 
 
 def _by_place(key: str, rows: Iterable[Row]) -> str:
-    """A path with the places of items that it names by their id: agents.main.model is agents.0.model."""
+    """Replaces the ids of items by their places: agents.main.model becomes agents.0.model."""
     named = {
         (above, row.value): place
         for row in rows
@@ -127,48 +136,43 @@ def _by_place(key: str, rows: Iterable[Row]) -> str:
 @click.option(
     "--secret",
     is_flag=True,
-    help="Keep it in a file of its own, to which the configuration refers.",
+    help="Write the value to a secret file; the configuration refers to the file.",
 )
-@agree
+@yes_option
 @click.pass_obj
 def set_key(context: CliContext, key: str, value: str | None, *, secret: bool, yes: bool) -> None:
     path, edit = parse_path(key), Edit.begin(context)
     if secret:
-        _keep(edit, path, value, yes=yes)
+        _set_secret(edit, path, value, yes=yes)
         return
     if value is None:
         raise click.UsageError("Missing argument 'VALUE'.")
     after = with_value(edit.before, path, read_value(path, value))
-    edit.written(after, nothing=f"{key} has that value already", yes=yes, key=dotted(path))
+    edit.apply(after, nothing=f"{key} has that value already", yes=yes, key=dotted(path))
 
 
-def _keep(edit: Edit, path: tuple[str, ...], value: str | None, *, yes: bool) -> None:
-    """The value is given, or stands in the file, or is asked for."""
+def _set_secret(edit: Edit, path: tuple[str, ...], value: str | None, *, yes: bool) -> None:
+    """Moves a secret to its file. Without `value` it takes the one in the configuration, or asks for it."""
     held = value_at(edit.before, path)
     if isinstance(held, dict) and "value" in held:
         path, held = (*path, "value"), held["value"]
     literal = held if isinstance(held, str) and "${" not in held else None
     secret = value or literal or click.prompt("Secret", hide_input=sys.stdin.isatty(), err=True)
     name = secret_name(path)
-    edit = edit.keeping(name, secret)
+    edit = edit.with_secret(name, secret)
     after = with_value(edit.before, path, f"${{file:{name}}}")
     note = f"The secret goes to {edit.inputs.name(edit.inputs.home / FOLDER / name)} (mode 0600)."
-    edit.written(after, note, nothing="", yes=yes, key=dotted(path), secret=name)
+    edit.apply(after, note, nothing="", yes=yes, key=dotted(path), secret=name)
 
 
 @config.command()
 @click.argument("key", metavar="PATH")
-@agree
+@yes_option
 @click.pass_obj
 def unset(context: CliContext, key: str, *, yes: bool) -> None:
     path, edit = parse_path(key), Edit.begin(context)
     after = with_value(edit.before, path, None)
-    edit.written(after, nothing=f"the file does not set {key}", yes=yes, key=dotted(path))
-
-
-def _meant(key: str, rows: Iterable[Row]) -> str:
-    near = nearest(key, (row.key for row in rows))
-    return f"did you mean {near}?" if near else "`exogate config show` lists all"
+    edit.apply(after, nothing=f"the file does not set {key}", yes=yes, key=dotted(path))
 
 
 @config.command()
@@ -181,11 +185,9 @@ def schema() -> None:
 def path(context: CliContext) -> None:
     found = config_path(context)
     where = str(found or usual_path())
-    context.say({"path": where}, where)
+    context.print_result({"path": where}, where)
     if found is None:
-        click.echo(
-            "there is no file, neither there nor at ./config.toml: defaults are used", err=True
-        )
+        click.echo("no file there or at ./config.toml: the defaults are in force", err=True)
 
 
 def _load(context: CliContext) -> LoadedConfig:
@@ -207,7 +209,7 @@ def _as_json(row: Row) -> dict[str, object]:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the changes; change nothing.")
 @click.option(
     "--file",
     "file",
@@ -220,30 +222,28 @@ def reload(context: CliContext, file: Path | None, *, dry_run: bool) -> None:
         raise click.UsageError("--file needs --dry-run: only the file in use can be reloaded")
     given: dict[str, object] = {"dry_run": True} if dry_run else {}
     if file is not None:
-        given["path"] = os.path.abspath(file)  # noqa: PTH100  # links stay, as the gateway reads them
-    told = ask(context, "config.reload", given, RELOAD_S)
+        given["path"] = os.path.abspath(file)  # noqa: PTH100  # the gateway reads through links
+    result = ask(context, "config.reload", given, RELOAD_S)
     if context.json:
-        context.tell(told)
+        context.print_json(result)
     else:
-        for line in _told(told, is_tried=dry_run):
-            click.echo(line, err=bool(told["errors"]))
-    if told["errors"]:
+        for line in _reload_lines(result, is_dry=dry_run):
+            click.echo(line, err=bool(result["errors"]))
+    if result["errors"]:
         raise SystemExit(BAD_CONFIG)
 
 
-def _told(told: Mapping[str, Any], *, is_tried: bool) -> Iterator[str]:
-    for error in told["errors"]:
-        place = {"line": 0, "column": 0, **error}
-        yield ConfigProblem(**place).render()
-    number, changed = told["generation"], told["changed"]
-    if told["errors"]:
+def _reload_lines(result: Mapping[str, Any], *, is_dry: bool) -> Iterator[str]:
+    for error in result["errors"]:
+        yield ConfigProblem(**{"line": 0, "column": 0, **error}).render()
+    number, changed = result["generation"], result["changed"]
+    if result["errors"]:
         yield f"Nothing was changed: generation {number} stays in force."
         return
-    verb = "would change" if is_tried else "changed"
+    verb = "would change" if is_dry else "changed"
     yield from (f"{verb}: {key}" for key in changed)
-    for key in told["restart_needed"]:
-        yield f"needs a restart: {key}"
+    yield from (f"needs a restart: {key}" for key in result["restart_needed"])
     if not changed:
         yield f"Nothing to reload: generation {number} is in force."
-    elif not is_tried:
+    elif not is_dry:
         yield f"Generation {number} is in force."

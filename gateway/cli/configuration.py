@@ -1,4 +1,5 @@
-"""The configuration as a verb reads it, and as it changes it: shown as a difference, agreed to, then written whole."""
+"""Reads the configuration for verbs, and edits it: a verb shows the difference, asks for consent, then writes the file
+atomically."""
 
 import sys
 import tomllib
@@ -43,7 +44,8 @@ from gateway.store.opening import read_owner
 
 
 @cache
-def known() -> Known:
+def known_names() -> Known:
+    """Returns the names and facts of this installation that a configuration may refer to."""
     presets = {
         name: Preset(preset.wire, preset.base_url, preset.key_env, DEFAULT_MODELS.get(name))
         for name, preset in PRESETS.items()
@@ -76,20 +78,20 @@ def known() -> Known:
 # -- reading
 
 
-def configured(context: CliContext, *, port: int | None = None) -> GatewayConfig:
-    """Raises ConfigInvalid with every problem."""
+def load_config(context: CliContext, *, port: int | None = None) -> GatewayConfig:
+    """Reads the configuration. Raises ConfigInvalid with all problems."""
     return read(config_path(context), read_inputs(context, port=port)).config
 
 
 def config_path(context: CliContext) -> Path | None:
-    """The file that counts; None for a start without one."""
+    """Returns the configuration file in use, or None if there is none."""
     return find_file(
         context.config_path, environment=read_environment(), home=Path.home(), cwd=Path.cwd()
     )
 
 
 def usual_path() -> Path:
-    """Where the file is looked for and made, if none is named."""
+    """Returns the default path of the configuration file."""
     return Path.home() / ".config" / "exogate" / "config.toml"
 
 
@@ -97,34 +99,34 @@ def read_inputs(context: CliContext, *, port: int | None = None) -> Inputs:
     environment = read_environment()
     is_named = is_named_file(context.config_path, environment)
     overrides = Overrides(context.data_dir, port)
-    return Inputs(environment, Path.home(), Path.cwd(), known(), overrides, is_named)
+    return Inputs(environment, Path.home(), Path.cwd(), known_names(), overrides, is_named)
 
 
 # -- writing
 
-RELOAD_S = 120.0  # one reload takes 30 s at most, and another one may be at work
-agree = click.option("--yes", "-y", is_flag=True, help="Agree without being asked.")
+RELOAD_S = 120.0  # a reload takes 30 s at most, and may wait for another one
+yes_option = click.option("--yes", "-y", is_flag=True, help="Agree without being asked.")
 
 
-class NotAgreed(GatewayError):
-    """Nothing was written."""
+class NotConfirmed(GatewayError):
+    """The operator did not agree; nothing was written."""
 
     code = "not_agreed"
 
 
-class NotTaken(GatewayError):
-    """Nothing was written: it is valid, and the running gateway cannot use it."""
+class ReloadRefused(GatewayError):
+    """The running gateway cannot use a valid configuration; the file was not changed."""
 
     code = "config_error"
 
     def __init__(self, errors: Sequence[Mapping[str, str]]) -> None:
-        told = "; ".join(f"{one['message']}; {one['fix']}" for one in errors)
-        super().__init__(f"nothing was changed, since the running gateway cannot use it: {told}")
+        why = "; ".join(f"{one['message']}; {one['fix']}" for one in errors)
+        super().__init__(f"nothing was changed: the running gateway cannot use it: {why}")
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A change of the configuration file: in force, else the usual one, which is yet to be made."""
+    """A change of the configuration file in use, or of a new one at the default path."""
 
     context: CliContext
     path: Path
@@ -133,7 +135,7 @@ class Edit:
 
     @classmethod
     def begin(cls, context: CliContext) -> "Edit":
-        """Raises ConfigInvalid if the file is no TOML."""
+        """Begins an edit. Raises ConfigInvalid if the file is not TOML."""
         inputs = read_inputs(context)
         path = (config_path(context) or usual_path()).absolute()
         return cls(context, path, inputs, editing.read_text(path, inputs))
@@ -145,34 +147,34 @@ class Edit:
     def difference(self, after: str) -> str:
         return editing.difference(self.before, after, self.name)
 
-    def checked(self, after: str) -> GatewayConfig:
-        """The configuration that it would be. Raises ConfigInvalid."""
+    def validate(self, after: str) -> GatewayConfig:
+        """Returns the configuration of a new text. Raises ConfigInvalid."""
         return editing.check_text(after, self.path, self.inputs)
 
-    def keeping(self, name: str, secret: str) -> "Edit":
-        """Writes this file of a secret, too."""
+    def with_secret(self, name: str, secret: str) -> "Edit":
+        """Returns an edit that also writes a secret file."""
         return replace(self, inputs=replace(self.inputs, pending={name: secret}))
 
-    def tell(self, *lines: str) -> None:
-        """For whoever reads: with --json, stdout is for programs."""
+    def show(self, *lines: str) -> None:
+        """Prints lines for people; with --json they go to stderr."""
         click.echo("\n".join(lines), err=self.context.json)
 
-    def agreed(self, question: str, *, yes: bool) -> None:
-        """Raises NotAgreed."""
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Asks for consent. Raises NotConfirmed."""
         if yes:
             return
         if not sys.stdin.isatty():
-            raise NotAgreed("nothing was written: not a terminal; rerun with --yes")
+            raise NotConfirmed("nothing was written: not a terminal; rerun with --yes")
         if not click.confirm(question, default=False, err=True):
-            raise NotAgreed("nothing was written")
+            raise NotConfirmed("nothing was written")
 
     def save(self, after: str) -> None:
-        """Raises ConfigInvalid: nothing is written that could not be used."""
+        """Writes secrets and the file. Raises ConfigInvalid."""
         for name, secret in self.inputs.pending.items():
             write_secret(self.inputs.home, name, secret)
         editing.save(self.path, self.before, after, self.inputs)
 
-    def written(
+    def apply(
         self,
         after: str,
         *notes: str,
@@ -181,39 +183,41 @@ class Edit:
         yes: bool,
         **facts: Any,
     ) -> None:
-        """Shows the change with `notes` before it, asks, writes it and says so, or says why there is nothing to do."""
+        """Shows `notes` and the change, asks, and writes it; prints `nothing` if there is no change."""
         is_changed = after != self.before or bool(self.inputs.pending)
         if is_changed:
-            self.tell(*notes, self.difference(after))
+            self.show(*notes, self.difference(after))
             editing.require_better(self.before, after, self.path, self.inputs)
-            self.agreed(question, yes=yes)
-            effect = self.take_effect(after)
-            self.tell(f"{self.name} was written. {effect}")
+            self.confirm(question, yes=yes)
+            effect = self.save_and_reload(after)
+            self.show(f"{self.name} was written. {effect}")
         else:
-            self.tell(f"{nothing}; nothing changed")
+            self.show(f"{nothing}; nothing changed")
         if self.context.json:
-            self.context.tell({**facts, "config": str(self.path), "changed": is_changed})
+            self.context.print_json({**facts, "config": str(self.path), "changed": is_changed})
 
-    def take_effect(self, after: str) -> str:
-        """Writes it, has a running gateway take it up, and says what came of it. Raises NotTaken: it cannot be used,
-        and the file is as it was."""
+    def save_and_reload(self, after: str) -> str:
+        """Writes the file, reloads a running gateway, and returns a sentence about the effect.
+
+        Raises ReloadRefused if the gateway cannot use it; the old file is restored.
+        """
         owner = read_owner(data_dir(self.context))
         if owner is None:
             self.save(after)
             return "It takes effect at the next `exogate run`."
-        was_there, who = self.path.exists(), f"The running gateway (process {owner.pid})"
+        existed, gateway = self.path.exists(), f"The running gateway (process {owner.pid})"
         try:
-            was_fine = not ask(self.context, "status").get("config", {}).get("errors")
+            was_valid = not ask(self.context, "status").get("config", {}).get("errors")
             self.save(after)
-            told = ask(self.context, "config.reload", {}, RELOAD_S)
+            result = ask(self.context, "config.reload", {}, RELOAD_S)
         except (Unreachable, NotAllowed) as error:
             if editing.read_text(self.path, self.inputs) != after:
                 self.save(after)
-            return f"{who} could not be asked to take it up: {error}"
-        if told["errors"] and was_fine:
-            editing.restore(self.path, self.before if was_there else None)
+            return f"{gateway} was not reloaded: {error}"
+        if result["errors"] and was_valid:
+            editing.restore(self.path, self.before if existed else None)
             ask(self.context, "config.reload", {}, RELOAD_S)
-            raise NotTaken(told["errors"])
-        later = ", ".join(told["restart_needed"])
+            raise ReloadRefused(result["errors"])
+        later = ", ".join(result["restart_needed"])
         rest = f"; after a restart: {later}" if later else ""
-        return f"{who} is at generation {told['generation']}{rest}."
+        return f"{gateway} uses it as generation {result['generation']}{rest}."

@@ -1,4 +1,4 @@
-"""`exogate session` and `exogate memory`: the verbs that need more than one call, or a result of their own."""
+"""`exogate session` and `exogate memory`: the verbs that need several calls, or their own output."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -6,20 +6,20 @@ from typing import IO, Any
 
 import click
 
-from gateway.cli.command import CliContext
-from gateway.cli.link import Link, ask, linked, somebody
+from gateway.cli.command import CliContext, json_object
+from gateway.cli.link import Link, ask, memory_owner, open_link
 from gateway.domain.sessions import ImportRefused
 
 PAGE = 200
 FACTS_PAGE = 50  # with their sources
 PART_CHARACTERS = 200_000
 
-key_given = click.argument("key")
-session_asked = click.option(
-    "--session", "session_key", metavar="KEY", help="What that conversation may know."
+key_argument = click.argument("key")
+session_option = click.option(
+    "--session", "session_key", metavar="KEY", help="The facts that this conversation sees."
 )
-person_asked = click.option(
-    "--person", metavar="KEY", help="AGENT:CHANNEL:ACCOUNT:PEER, all of theirs."
+person_option = click.option(
+    "--person", metavar="KEY", help="All facts of a person: AGENT:CHANNEL:ACCOUNT:PEER."
 )
 
 
@@ -28,15 +28,15 @@ def session() -> None: ...
 
 
 @session.command()
-@key_given
+@key_argument
 @click.option("--limit", "-n", type=click.IntRange(1, 500), default=20, show_default=True)
 @click.pass_obj
 def show(context: CliContext, key: str, limit: int) -> None:
-    with linked(context) as link:
+    with open_link(context) as link:
         page = link.call("chat.history", session_key=key, limit=limit)
         if not page["messages"]:
-            link.call("session.get", session_key=key)  # refused if there is no such session
-    context.say(page, *map(_line, page["messages"]))
+            link.call("session.get", session_key=key)  # raises if there is no such session
+    context.print_result(page, *map(_line, page["messages"]))
 
 
 def _line(one: Mapping[str, Any]) -> str:
@@ -44,19 +44,21 @@ def _line(one: Mapping[str, Any]) -> str:
         f" [{call['function']['name']} {call['function']['arguments']}]"
         for call in one["tool_calls"] or ()
     )
-    said = f"{one['content']}{calls}".replace("\n", "\n    ")  # no line of it looks like a row
-    return f"{one['created_at'][:19]}Z {one['run_id']}  {one['role']:9} {said}"
+    text = f"{one['content']}{calls}".replace(
+        "\n", "\n    "
+    )  # no line of the text looks like a row
+    return f"{one['created_at'][:19]}Z {one['run_id']}  {one['role']:9} {text}"
 
 
 @session.command()
-@key_given
+@key_argument
 @click.option(
     "--format",
     "form",
     type=click.Choice(["jsonl", "oracle"]),
     default="jsonl",
     show_default=True,
-    help="jsonl: the session, then its messages; oracle: its end as one OracleContext.",
+    help="jsonl: the session, then its messages; oracle: its last exchanges as one OracleContext.",
 )
 @click.pass_obj
 def export(context: CliContext, key: str, form: str) -> None:
@@ -64,15 +66,15 @@ def export(context: CliContext, key: str, form: str) -> None:
         shown = ask(context, "session.export", {"session_key": key})["context"]
         click.echo(json.dumps(shown, ensure_ascii=False, indent=2))
         return
-    with linked(context) as link:
-        context.tell(link.call("session.get", session_key=key))
+    with open_link(context) as link:
+        context.print_json(link.call("session.get", session_key=key))
         parent: str | None = None
         for message in _all_messages(link, key):
-            # Summaries are left out: what follows one follows on what was said before it.
-            context.tell({**message, "parent_id": parent})
+            # Summaries are left out: each message gets the message before it as its parent.
+            context.print_json({**message, "parent_id": parent})
             parent = message["id"]
             if message.get("truncated"):
-                click.echo(f"exogate: {message['id']} is too long and was cut", err=True)
+                click.echo(f"exogate: message {message['id']} is too long and was cut", err=True)
 
 
 def _all_messages(link: Link, key: str) -> Iterator[Mapping[str, Any]]:
@@ -89,21 +91,23 @@ def _all_messages(link: Link, key: str) -> Iterator[Mapping[str, Any]]:
 
 
 @session.command("import")
-@key_given
+@key_argument
 @click.argument("file", type=click.File(encoding="utf-8"))
 @click.pass_obj
 def import_(context: CliContext, key: str, file: IO[str]) -> None:
     text = file.read()
-    with linked(context) as link:
+    with open_link(context) as link:
         total = sum(
             link.call("session.import", session_key=key, **part)["imported"]
             for part in _parts(text, file.name)
         )
-    context.say({"session_key": key, "imported": total}, f"{total} messages imported into {key}")
+    context.print_result(
+        {"session_key": key, "imported": total}, f"{total} messages imported into {key}"
+    )
 
 
 def _parts(text: str, name: str) -> Iterator[Mapping[str, Any]]:
-    """What to import, in pieces that fit into a frame. Raises ImportRefused with the line."""
+    """Yields the params of each import call, small enough for a frame. Raises ImportRefused with the line."""
     try:
         whole = json.loads(text)
     except ValueError:
@@ -115,7 +119,7 @@ def _parts(text: str, name: str) -> Iterator[Mapping[str, Any]]:
     size = 0
     for number, line in enumerate(text.splitlines(), 1):
         one = _message(line, f"{name}:{number}") if line.strip() else {"session_key": ""}
-        if "session_key" in one:  # what stands first tells of the session
+        if "session_key" in one:  # the first line describes the session
             continue
         if messages and (size + len(line) > PART_CHARACTERS or len(messages) >= PAGE):
             yield {"messages": messages}
@@ -127,12 +131,9 @@ def _parts(text: str, name: str) -> Iterator[Mapping[str, Any]]:
 
 def _message(line: str, where: str) -> Mapping[str, Any]:
     try:
-        one = json.loads(line)
+        return json_object(line)
     except ValueError as error:
-        raise ImportRefused(f"{where}: it is no JSON ({error})") from error
-    if not isinstance(one, dict):
-        raise ImportRefused(f"{where}: it is no JSON object")
-    return one
+        raise ImportRefused(f"{where}: {error}") from error
 
 
 @click.group()
@@ -141,9 +142,9 @@ def memory() -> None: ...
 
 @memory.command()
 @click.argument("fact_id", required=False)
-@session_asked
-@person_asked
-@click.option("--yes", "-y", is_flag=True, help="Really erase; else only count.")
+@session_option
+@person_option
+@click.option("--yes", "-y", is_flag=True, help="Erase them; without it they are only counted.")
 @click.pass_obj
 def forget(
     context: CliContext,
@@ -154,30 +155,30 @@ def forget(
     yes: bool,
 ) -> None:
     if [fact_id, session_key, person].count(None) != 2:
-        raise click.UsageError("name a FACT_ID, --session or --person")
-    with linked(context) as link:
+        raise click.UsageError("give one of FACT_ID, --session and --person")
+    with open_link(context) as link:
         if fact_id:
             which: Mapping[str, object] = {"fact_id": fact_id}
             scope = link.call("memory.why", fact_id=fact_id)["fact"]["scope"]
-            click.echo(f"It is in the memory of {scope}.", err=True)
+            click.echo(f"The fact is in the memory of {scope}.", err=True)
         else:
-            which = somebody(link, session_key=session_key, person=person)
-        told = link.call("memory.forget", dry_run=not yes, **which)
-    messages = f" and {told['messages']} messages" if "messages" in told else ""
+            which = memory_owner(link, session_key=session_key, person=person)
+        result = link.call("memory.forget", dry_run=not yes, **which)
+    messages = f" and {result['messages']} messages" if "messages" in result else ""
     done = "are erased" if yes else "would be erased; add --yes to do it"
-    context.say(told, f"{told['count']} facts{messages} {done}")
+    context.print_result(result, f"{result['count']} facts{messages} {done}")
 
 
 @memory.command("export")
-@session_asked
-@person_asked
+@session_option
+@person_option
 @click.pass_obj
 def export_facts(context: CliContext, session_key: str | None, person: str | None) -> None:
-    with linked(context) as link:
-        whose = somebody(link, session_key=session_key, person=person)
+    with open_link(context) as link:
+        owner = memory_owner(link, session_key=session_key, person=person)
         skip = 0  # page by page, so that every answer fits into a frame
-        while facts := link.call("memory.history", limit=FACTS_PAGE, skip=skip, **whose)["facts"]:
+        while facts := link.call("memory.history", limit=FACTS_PAGE, skip=skip, **owner)["facts"]:
             skip += len(facts)
             for one in facts:
-                told = link.call("memory.why", fact_id=one["id"])
-                context.tell({**one, "sources": told["sources"], "hidden": told["hidden"]})
+                why = link.call("memory.why", fact_id=one["id"])
+                context.print_json({**one, "sources": why["sources"], "hidden": why["hidden"]})

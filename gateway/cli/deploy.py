@@ -1,5 +1,5 @@
-"""`exogate service print`: the files that run the gateway under a supervisor, or watch it. They are templates with the
-values of the configuration."""
+"""`exogate service print`: fills templates with values of the configuration, to run the gateway under a supervisor or to
+monitor it."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 import click
 
 from gateway.cli.command import CliContext
-from gateway.cli.configuration import config_path, configured, usual_path
+from gateway.cli.configuration import config_path, load_config, usual_path
 from gateway.config.secrets import secret_files
 from gateway.config.values import GatewayConfig
 from gateway.domain.version import VERSION
@@ -24,12 +24,12 @@ FILES = {
     "grafana": "grafana.json",
     "alerts": "alerts.yml",
 }
-WATCHING = frozenset({"grafana", "alerts"})  # they depend on no configuration
+MONITORING = frozenset({"grafana", "alerts"})  # templates without values
 SYSTEM_CONFIG, SYSTEM_DATA = Path("/etc/exogate/config.toml"), Path("/var/lib/exogate")
-USUAL_PORT = 7200
-GRACE_S = 15  # to stop, besides what running turns get
-SPARE_FILES = 1_000  # besides one a connection
-_HIDDEN = (Path("/home"), Path("/root"), Path("/run/user"))  # by ProtectHome
+DEFAULT_PORT = 7200
+GRACE_S = 15  # to stop after the drain
+SPARE_FILES = 1_000  # beyond one for each connection
+_HIDDEN = (Path("/home"), Path("/root"), Path("/run/user"))  # ProtectHome hides them
 _ESCAPES: Mapping[str, Callable[[str], str]] = {
     "systemd": lambda text: text.replace("%", "%%"),
     "launchd": escape,
@@ -42,23 +42,23 @@ def service() -> None: ...
 
 
 @service.command("print")
-@click.option("--systemd", is_flag=True, help="A unit of systemd.")
-@click.option("--launchd", is_flag=True, help="An agent of launchd, on macOS.")
-@click.option("--docker", is_flag=True, help="A Dockerfile; the image is made of the wheel.")
-@click.option("--compose", is_flag=True, help="A file of Docker Compose.")
-@click.option("--grafana", is_flag=True, help="A dashboard for Grafana, as JSON.")
+@click.option("--systemd", is_flag=True, help="A systemd unit.")
+@click.option("--launchd", is_flag=True, help="A launchd agent for macOS.")
+@click.option("--docker", is_flag=True, help="A Dockerfile that installs the wheel.")
+@click.option("--compose", is_flag=True, help="A Docker Compose file.")
+@click.option("--grafana", is_flag=True, help="A Grafana dashboard, as JSON.")
 @click.option("--alerts", is_flag=True, help="Alert rules for Prometheus.")
 @click.pass_obj
 def print_(context: CliContext, /, **asked: bool) -> None:
     kinds = [kind for kind in FILES if asked[kind]]
     if len(kinds) != 1:
-        raise click.UsageError(f"name one: {', '.join(f'--{one}' for one in FILES)}")
+        raise click.UsageError(f"give one of {', '.join(f'--{one}' for one in FILES)}")
     (kind,) = kinds
     text = (TEMPLATES / FILES[kind]).read_text(encoding="utf-8")
-    if kind in WATCHING:
+    if kind in MONITORING:
         click.echo(text, nl=False)
         return
-    values = _values(context, configured(context), kind)
+    values = _values(context, load_config(context), kind)
     values = {name: _ESCAPES.get(kind, str)(value) for name, value in values.items()}
     filled = _PLACE.sub(lambda found: values.get(found[1], found[0]), text)
     click.echo(re.sub(r"\n{3,}", "\n\n", filled), nl=False)
@@ -69,9 +69,11 @@ def _values(context: CliContext, config: GatewayConfig, kind: str) -> Mapping[st
     file, data_dir = (config_path(context) or usual_path()).absolute(), config.gateway.data_dir
     if kind == "systemd":
         data_dir, file = SYSTEM_DATA, (file if context.config_path else SYSTEM_CONFIG)
-        interpreter = Path(sys.executable).resolve()  # that the program is a script of
-        for path in filter(_is_hidden, (program, interpreter, file)):
-            click.echo(f"the unit hides {path} (ProtectHome=yes): move it elsewhere", err=True)
+        interpreter = Path(sys.executable).resolve()  # the interpreter of the script `program`
+        for path in (program, interpreter, file):
+            if any(path.is_relative_to(folder) for folder in _HIDDEN):
+                text = f"the unit cannot see {path} (ProtectHome=yes): move it elsewhere"
+                click.echo(text, err=True)
     drain_s = config.gateway.drain_s
     return {
         "EXOGATE": str(program),
@@ -81,17 +83,13 @@ def _values(context: CliContext, config: GatewayConfig, kind: str) -> Mapping[st
         "DRAIN_S": f"{drain_s:g}",
         "STOP_S": str(int(drain_s) + GRACE_S),
         "FILES": str(config.gateway.max_connections + SPARE_FILES),
-        "PORT": str(config.gateway.port or USUAL_PORT),
+        "PORT": str(config.gateway.port or DEFAULT_PORT),
         "VERSION": VERSION,
     }
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in _HIDDEN)
-
-
 def _credentials(config: Path | None) -> str:
-    """The lines with which systemd hands over the secret files that a configuration refers to."""
+    """Returns the LoadCredential lines for the secret files that a configuration refers to."""
     names = secret_files(config.read_text(encoding="utf-8")) if config else ()
     lines = [f"LoadCredential={name}:{SYSTEM_CONFIG.parent}/secrets/{name}" for name in names]
     return "\n".join(lines or [f"# LoadCredential=NAME:{SYSTEM_CONFIG.parent}/secrets/NAME"])

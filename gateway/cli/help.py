@@ -1,4 +1,4 @@
-"""`exogate explain` and `exogate completion`: what the command line tells about errors and about itself."""
+"""`exogate explain` and `exogate completion`: explains error codes and completes commands in a shell."""
 
 from dataclasses import asdict
 
@@ -21,7 +21,7 @@ class UnknownCode(GatewayError):
     code = "unknown_code"
 
 
-# -32003 is a code and no option.
+# -32003 is a code, not an option.
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("code")
 @click.pass_obj
@@ -30,7 +30,7 @@ def explain(context: CliContext, code: str) -> None:
     if found is None:
         near = meant(code, explanations())
         raise UnknownCode(f"there is no error code {code[:60]!r}{near}")
-    context.say(asdict(found), *found.lines())
+    context.print_result(asdict(found), *found.lines())
 
 
 @click.command()
@@ -39,4 +39,5 @@ def explain(context: CliContext, code: str) -> None:
 def completion(ctx: click.Context, shell: str) -> None:
     program = ctx.find_root().command
     script = SHELLS[shell](program, {}, "exogate", "_EXOGATE_COMPLETE")
-    click.echo(ShellComplete.source(script))  # without asking the shell for its version
+    # The method of the base class does not run the shell to get its version.
+    click.echo(ShellComplete.source(script))

@@ -1,4 +1,4 @@
-"""`exogate init`: a folder to start from, with a configuration, a soul, and the schema for editors."""
+"""`exogate init`: writes a folder with a configuration, a soul, and the schema for editors."""
 
 import json
 import os
@@ -15,7 +15,7 @@ STARTER = Path(__file__).parent / "starter"
 
 
 def contents() -> dict[str, str]:
-    """Each file of the folder with its text."""
+    """Returns the text of each file of the folder."""
     return {
         "config.toml": (STARTER / "config.toml").read_text(encoding="utf-8"),
         "souls/main.md": (shipped_folder("souls") / "default.md").read_text(encoding="utf-8"),
@@ -31,23 +31,22 @@ def init(context: CliContext, folder: Path) -> None:
     kept: list[str] = []
     for name, text in contents().items():
         path = folder / name
-        (written if _made(path, text) else kept).append(str(path))
-    if context.json:
-        context.tell({"dir": str(folder), "written": written, "kept": kept})
-        return
-    lines = [f"{path} was written" for path in written]
-    lines += [f"{path} is there already and stays as it is" for path in kept]
-    enter = [] if folder.resolve() == Path.cwd() else [f"  cd {folder}"]
-    steps = [
-        "exogate run             start it",
-        "exogate chat            talk, in another terminal",
-    ]
-    steps.append("exogate provider add anthropic --use     ask a real model")
-    click.echo("\n".join([*lines, "", "Next:", *enter, *(f"  {step}" for step in steps)]))
+        (written if _create(path, text) else kept).append(str(path))
+    context.print_result(
+        {"dir": str(folder), "written": written, "kept": kept},
+        *(f"{path} was written" for path in written),
+        *(f"{path} exists and was not changed" for path in kept),
+        "",
+        "Next:",
+        *([] if folder.resolve() == Path.cwd() else [f"  cd {folder}"]),
+        "  exogate run             start the gateway",
+        "  exogate chat            talk to it, in another terminal",
+        "  exogate provider add anthropic --use     use a real model",
+    )
 
 
-def _made(path: Path, text: str) -> bool:
-    """Whether it was not there. Raises CannotEdit."""
+def _create(path: Path, text: str) -> bool:
+    """Creates a file. False if it exists. Raises CannotEdit."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""The command line's way to a running gateway: its WebSocket, found through the data directory."""
+"""Connects the command line to the WebSocket of a running gateway, which it finds through the data directory."""
 
 import json
 import os
@@ -22,42 +22,42 @@ from gateway.host.files import read_key
 from gateway.store.opening import LOCK, read_owner
 
 ANSWER_S = 30.0
-BIGGEST_FRAME = 64 * 1024 * 1024
-MOST_OTHERS = 5  # conversations that are offered
+LARGEST_FRAME = 64 * 1024 * 1024
+MOST_OTHERS = 5  # other conversations to list
 
-_KINDS: dict[int, type[GatewayError]] = {-32001: NotAllowed, -32002: NotAllowed, -32005: Busy}
+_ERRORS: dict[int, type[GatewayError]] = {-32001: NotAllowed, -32002: NotAllowed, -32005: Busy}
 
 
 class Link:
-    """Calls methods one after another; events that arrive meanwhile wait for `watch`."""
+    """A connection that calls one method at a time. Events that arrive during a call wait for `watch`."""
 
     def __init__(self, socket: ClientConnection, answer_s: float) -> None:
         self._socket, self._answer_s = socket, answer_s
         self._count = 0
         self._events: list[dict[str, Any]] = []
 
-    def call(self, method: str, **params: object) -> Any:  # the wire's JSON
-        """The result; raises the GatewayError that fits the answer."""
+    def call(self, method: str, **params: object) -> Any:  # JSON of the wire
+        """Calls a method and returns its result. Raises the GatewayError of the answer."""
         self._count += 1
         given = {name: value for name, value in params.items() if value is not None}
         request = {"jsonrpc": "2.0", "id": self._count, "method": method, "params": given}
         self._socket.send(json.dumps(request))
-        while (answer := self._arrived(self._answer_s)) is None or answer.get("id") != self._count:
+        while (answer := self._receive(self._answer_s)) is None or answer.get("id") != self._count:
             if answer is None:
                 raise Unreachable(f"the gateway did not answer within {self._answer_s:g} s")
             self._events.append(answer)
         if "error" not in answer:
             return answer["result"]
         error = answer["error"]
-        kind, message = _KINDS.get(error["code"]), str(error["message"])
+        kind, message = _ERRORS.get(error["code"]), str(error["message"])
         raise kind(message) if kind else CommandRefused(message, error.get("data") or {})
 
     def watch(
         self, run_id: str, every_s: float | None = None
     ) -> Iterator[Mapping[str, Any] | None]:
-        """The events of a run until its last; with `every_s` None whenever nothing came for so long."""
+        """Yields the events of a run up to its last, and None after each `every_s` without an event."""
         while True:
-            message = self._events.pop(0) if self._events else self._arrived(every_s)
+            message = self._events.pop(0) if self._events else self._receive(every_s)
             if message is None:
                 yield None
                 continue
@@ -68,7 +68,7 @@ class Link:
             if event["type"] in {"done", "error"}:
                 return
 
-    def _arrived(self, timeout_s: float | None) -> dict[str, Any] | None:
+    def _receive(self, timeout_s: float | None) -> dict[str, Any] | None:
         try:
             message = json.loads(self._socket.recv(timeout=timeout_s))
         except TimeoutError:
@@ -80,20 +80,17 @@ class Link:
 
 
 @contextmanager
-def linked(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]:
-    """A link to the gateway that owns the data directory.
-
-    Raises Unreachable with what to do about it, NotAllowed.
-    """
+def open_link(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]:
+    """Connects to the gateway that owns the data directory. Raises Unreachable, NotAllowed."""
     folder = data_dir(context)
     owner = read_owner(folder)
     if owner is None or owner.url is None:
         try:
             os.close(os.open(folder / LOCK, os.O_RDONLY))
-        except PermissionError:  # this user cannot know
+        except PermissionError:  # another user's directory: a gateway may run
             raise
         except OSError:
-            pass  # there is none
+            pass  # there is no lock
         raise Unreachable(f"no gateway is running on {folder}; start one with `exogate run`")
     key = read_key(folder)
     if key is None:
@@ -102,7 +99,7 @@ def linked(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]:
     headers = {"Authorization": f"Bearer {key}"}
     try:
         socket = connect(
-            url, additional_headers=headers, max_size=BIGGEST_FRAME, compression=None, proxy=None
+            url, additional_headers=headers, max_size=LARGEST_FRAME, compression=None, proxy=None
         )
     except InvalidStatus as error:
         raise NotAllowed(f"{url} answered {error.response.status_code}") from error
@@ -118,22 +115,22 @@ def ask(
     given: Mapping[str, object] | None = None,
     answer_s: float = ANSWER_S,
 ) -> Any:
-    """The result of one call."""
+    """Connects, calls one method and returns its result."""
     given = given or {}
-    with linked(context, answer_s) as link:
+    with open_link(context, answer_s) as link:
         if isinstance(method, str):
             return link.call(method, **given)
         if issubclass(method.params, OfSomebody):
-            given = somebody(link, **given)
+            given = memory_owner(link, **given)
         return link.call(method.name, **given)
 
 
-def somebody(
+def memory_owner(
     link: Link, *, session_key: object = None, person: object = None, **more: object
 ) -> dict[str, object]:
-    """Whose memory is meant: that of whoever chats from the command line, unless somebody is named."""
+    """Returns the params that name a memory. The default is the conversation of `exogate chat`."""
     if session_key is not None and person is not None:
-        raise click.UsageError("name --session or --person, not both")
+        raise click.UsageError("give either --session or --person")
     if person is not None:
         return {"person": SessionKey.parse(str(person))._asdict(), **more}
     if session_key is None:
@@ -142,19 +139,19 @@ def somebody(
         found = link.call("session.list", limit=MOST_OTHERS + 1)
         others = [one["session_key"] for one in found["sessions"]]
         others = [one for one in others if one != session_key]
-        click.echo(f"Shown is the memory of {session_key}: you, at the command line.", err=True)
+        click.echo(f"This is the memory of {session_key}: you, at the command line.", err=True)
         has_more = found["more"] or len(others) > MOST_OTHERS
-        more_of_them = " and more (exogate session list)" if has_more else ""
+        beyond = " and more (exogate session list)" if has_more else ""
         if others:
             shown = ", ".join(others[:MOST_OTHERS])
-            click.echo(f"Others, by --session or --person: {shown}{more_of_them}", err=True)
+            click.echo(f"For others give --session or --person: {shown}{beyond}", err=True)
         else:
             click.echo("There are no other conversations yet.", err=True)
     return {"session_key": session_key, **more}
 
 
 def data_dir(context: CliContext) -> Path:
-    """All that a verb needs to find the running gateway, whose configuration may be broken by now.
+    """Finds the data directory without validating the configuration, which may be broken by now.
 
     Raises ConfigInvalid if the file cannot be read.
     """

@@ -1,10 +1,10 @@
-"""`exogate logs`: what the gateway logged, whether it runs or not, and the whole story of one run."""
+"""`exogate logs`: shows the log, with or without a running gateway, and the journal of one run."""
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import click
 
@@ -22,17 +22,17 @@ from gateway.store.inbox import read_history
 from gateway.store.inspection import read_once
 from gateway.store.sqlite import FILE
 
-LOOK_EVERY_S = 0.25
-TIME = slice(0, 23)  # with date and milliseconds
-ASK = "one that several machines share is read by a gateway: start it, and ask again"
-SAME = frozenset({"run", "session", "agent", "channel", "person"})
+POLL_S = 0.25
+TIME = slice(0, 23)  # date, time and milliseconds
+SHARED_STORE = "only a running gateway can read a shared store: start it and try again"
+SAME_IN_RUN = frozenset({"run", "session", "agent", "channel", "person"})
 
 
 @click.command()
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is logged from now on.")
-@click.option("--since", metavar="TIME", help="90s, 15m, 1h, 7d ago, or a moment in ISO 8601.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for new lines until Ctrl+C.")
+@click.option("--since", metavar="TIME", help="90s, 15m, 1h, 7d ago, or an ISO 8601 time.")
 @click.option("--level", type=click.Choice(LEVELS), default=LEVELS[0], help="The lowest level.")
-@click.option("--run", metavar="RUN", help="One run, with what its journal tells.")
+@click.option("--run", metavar="RUN", help="One run, with the entries of its journal.")
 @click.option("--session", metavar="KEY", help="One session.")
 @click.option("--channel", metavar="NAME", help="One channel.")
 @click.option("--event", metavar="NAME", help="One kind of event.")
@@ -49,52 +49,50 @@ def logs(
         moment = moment_ago(since, SystemClock.now()) if since is not None else None
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--since") from None
-    wanted = LogFilter(moment, **named)  # type: ignore[arg-type]  # the level is one of the choices
+    log_filter = LogFilter(moment, **named)  # type: ignore[arg-type]  # the level is one of the choices
     folder = data_dir(context) / FOLDER
     tail = LogTail(folder) if follow else None
     is_empty = True
-    for line in read_log(folder, wanted) if wanted.run is None else _of_run(context, wanted):
-        _show(context, wanted, line)
+    for line in (
+        read_log(folder, log_filter) if log_filter.run is None else _read_run(context, log_filter)
+    ):
+        _show(context, log_filter, line)
         is_empty = False
     if tail is None:
         if is_empty:
-            click.echo(f"no line in {folder} fits", err=True)
+            click.echo(f"no matching lines in {folder}", err=True)
         return
     while True:
-        for line in tail.lines(wanted):
-            _show(context, wanted, line)
+        for line in tail.lines(log_filter):
+            _show(context, log_filter, line)
         sys.stdout.flush()
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
 
 
-def _show(context: CliContext, wanted: LogFilter, line: Line) -> None:
+def _show(context: CliContext, log_filter: LogFilter, line: Line) -> None:
     if context.json:
         click.echo(json_line(line))
         return
-    if wanted.run is not None:  # the same in every line
-        line = {name: value for name, value in line.items() if name not in SAME}
+    if log_filter.run is not None:
+        line = {name: value for name, value in line.items() if name not in SAME_IN_RUN}
     click.echo(console_line({"at": "", "level": "", "event": "", **line}, TIME))
 
 
-def _of_run(context: CliContext, wanted: LogFilter) -> Iterable[Line]:
-    """With what the journal tells: of the gateway, or without one of its store, of which nothing is changed."""
-    since = None if wanted.since is None else stamp(wanted.since)
-    given = {
-        name: getattr(wanted, name) for name in ("level", "run", "session", "channel", "event")
-    }
-    known = {name: value for name, value in {"since": since, **given}.items() if value is not None}
-    try:
-        found: Mapping[str, Any] = ask(context, "logs.tail", {**known, "limit": MOST_LINES})
-    except Unreachable:
-        pass
-    else:
+def _read_run(context: CliContext, log_filter: LogFilter) -> Iterable[Line]:
+    """Returns the log and the journal of a run, from the running gateway or else from the store, read-only."""
+    since = None if log_filter.since is None else stamp(log_filter.since)
+    names = ("level", "run", "session", "channel", "event")
+    filters = {name: getattr(log_filter, name) for name in names}
+    with suppress(Unreachable):
+        found = ask(context, "logs.tail", {**filters, "since": since, "limit": MOST_LINES})
         return list(found["lines"])
     folder = data_dir(context)
     journal: Iterable[Line] = ()
     try:
-        asked = partial(read_history, run_id=RunId(str(wanted.run)))
+        asked = partial(read_history, run_id=RunId(str(log_filter.run)))
         journal = describe_run(read_once(folder / FILE, asked), decode)
     except GatewayError as error:
-        why = str(error) if (folder / FILE).exists() else f"there is no store in {folder}; {ASK}"
-        click.echo(f"its journal is not shown: {why}", err=True)
-    return merge_lines(read_log(folder / FOLDER, wanted), filter(wanted.fits, journal))
+        why = f"there is no store in {folder}; {SHARED_STORE}"
+        why = str(error) if (folder / FILE).exists() else why
+        click.echo(f"the journal of the run is not shown: {why}", err=True)
+    return merge_lines(read_log(folder / FOLDER, log_filter), filter(log_filter.fits, journal))

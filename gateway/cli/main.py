@@ -1,4 +1,4 @@
-"""`exogate`: every command, each imported only when it is used."""
+"""The `exogate` command: finds each subcommand and imports it only when it runs."""
 
 import gc
 import platform
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import click
 
-from gateway.cli.command import CliContext, ending_well, guard_streams, parted
+from gateway.cli.command import CliContext, guard_streams, report_errors, split_options
 from gateway.domain.text import meant
 from gateway.domain.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class ListedCommand:
-    """A command of commands.toml. `verbs`: it is a family."""
+    """A command of commands.toml; `verbs` is None for a command without subcommands."""
 
     help: str
     module: str = ""
@@ -31,16 +31,16 @@ COMMANDS: Mapping[str, ListedCommand] = {
 }
 
 
-def _loaded(module: str, name: str) -> click.Command:
+def _load(module: str, name: str) -> click.Command:
     found: click.Command = getattr(import_module(f"gateway.cli.{module}"), name)
     return found
 
 
-class Lazy(click.Group):
-    """Lists its commands without importing them: `--help` must not wait for a web server."""
+class LazyGroup(click.Group):
+    """A group that lists its commands without importing them, so that `--help` stays fast."""
 
     def texts(self) -> Mapping[str, str]:
-        """The help of each command."""
+        """Returns the help of each command."""
         return {name: one.help for name, one in COMMANDS.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -54,7 +54,7 @@ class Lazy(click.Group):
             return Family(cmd_name, help=one.help)
         if cmd_name == "version":
             return click.Command("version", callback=show_version, help=one.help)
-        return _helped(_loaded(one.module, cmd_name), one.help) if one.module else _row(cmd_name)
+        return _with_help(_load(one.module, cmd_name), one.help) if one.module else _row(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -62,8 +62,8 @@ class Lazy(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            told = error.message.removesuffix(".") + (meant(args[0], self.texts()) or ".")
-            raise click.UsageError(told, error.ctx) from None
+            text = error.message.removesuffix(".") + (meant(args[0], self.texts()) or ".")
+            raise click.UsageError(text, error.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         texts = self.texts()
@@ -73,8 +73,8 @@ class Lazy(click.Group):
             formatter.write_dl([(str(one.name), one.get_short_help_str(room)) for one in stubs])
 
 
-class Family(Lazy):
-    """The verbs of one subject."""
+class Family(LazyGroup):
+    """The verbs of one subject, such as `exogate backup`."""
 
     @property
     def entry(self) -> ListedCommand:
@@ -85,14 +85,14 @@ class Family(Lazy):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if text := (self.entry.verbs or {}).get(cmd_name):
-            group = _loaded(self.entry.module, str(self.name))
+            group = _load(self.entry.module, str(self.name))
             assert isinstance(group, click.Group)
-            return _helped(group.commands[cmd_name], text)
+            return _with_help(group.commands[cmd_name], text)
         prefix = f"{self.name} "
         return _row(f"{prefix}{cmd_name}") if cmd_name in _rows(prefix) else None
 
 
-def _helped(command: click.Command, text: str) -> click.Command:
+def _with_help(command: click.Command, text: str) -> click.Command:
     command.help = text
     return command
 
@@ -112,25 +112,25 @@ def _row(name: str) -> click.Command:
 
 
 def show_version() -> None:
-    """What `exogate version` and `exogate --version` print."""
+    """Prints the version, for `exogate version` and `exogate --version`."""
     python = platform.python_version()
     if click.get_current_context().find_root().params.get("as_json"):
-        CliContext().tell({"version": VERSION, "python": python})
+        CliContext().print_json({"version": VERSION, "python": python})
     else:
         click.echo(f"exogate {VERSION} (Python {python})")
 
 
-def _version_asked(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:  # noqa: FBT001  # click calls it
-    if is_asked:  # `main` puts --json first, so it is known here
+def _on_version(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:  # noqa: FBT001  # click calls it
+    if is_given:  # `main` puts --json first, so it is parsed already
         show_version()
         ctx.exit()
 
 
-# `color`: click takes nothing out of a text, which is made visible instead.
+# `color`: click strips no escape sequence; Terminal makes it visible instead.
 SETTINGS = {"help_option_names": ["-h", "--help"], "color": True}
 
 
-@click.group(cls=Lazy, context_settings=SETTINGS)
+@click.group(cls=LazyGroup, context_settings=SETTINGS)
 @click.option("--config", "-c", type=click.Path(path_type=Path), help="The configuration file.")
 @click.option(
     "--data-dir", type=click.Path(path_type=Path), help="Where the gateway keeps its data."
@@ -141,7 +141,7 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "color": True}
     "--version",
     is_flag=True,
     expose_value=False,
-    callback=_version_asked,
+    callback=_on_version,
     help="Show the version and exit.",
 )
 @click.pass_context
@@ -152,26 +152,26 @@ def exogate(
     key, is_pair, _ = str(config or "").partition("=")
     if config is not None and is_pair and not config.exists():
         raise click.UsageError(
-            f"--config names the configuration file, and no file is called {key}=...; "
+            f"--config takes the path of the configuration file, and there is no file {key}=...; "
             f"to set a key of a channel, write --set {key}=..."
         )
     ctx.obj = CliContext(config, data_dir, as_json, debug)
 
 
-# New objects before Python looks for garbage. What is imported stays: with Python's own 700 it would be
-# looked at again and again, which takes a tenth of the start of a gateway.
-YOUNG = 200_000
+# New objects before the garbage collector runs. Python's default of 700 scans the imported modules again and again, which
+# takes a tenth of the start of a gateway.
+GC_THRESHOLD = 200_000
 
 
 def main() -> None:
-    gc.set_threshold(YOUNG)
+    gc.set_threshold(GC_THRESHOLD)
     guard_streams()
-    front, rest = parted(sys.argv[1:])
-    with ending_well(debug="--debug" in front, as_json="--json" in front):
+    front, rest = split_options(sys.argv[1:])
+    with report_errors(debug="--debug" in front, as_json="--json" in front):
         for word in rest:
             if word.encode(errors="ignore").decode() != word:
                 raise click.UsageError(f"{word!r} is not UTF-8 text")
-        # click's own way to end knows no JSON; what a verb returns is None, of --help 0
+        # `report_errors` exits instead of click, which knows no --json.
         exogate([*front, *rest], prog_name="exogate", standalone_mode=False)
 
 

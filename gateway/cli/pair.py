@@ -1,11 +1,11 @@
-"""`exogate pair`: who may talk to agents in direct chats."""
+"""`exogate pair`: approves and blocks people in direct chats."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from gateway.cli.command import CliContext, Read
+from gateway.cli.command import CliContext, ParsedType
 from gateway.cli.link import ask
 from gateway.cli.verbs import table
 from gateway.domain.errors import BadSessionKey
@@ -23,18 +23,16 @@ def pair() -> None: ...
 @click.option("--channel")
 @click.pass_obj
 def list_people(context: CliContext, channel: str | None) -> None:
-    told = ask(context, "pair.list", {"channel": channel})
-    if context.json:
-        context.tell(told)
-    elif told["pairings"]:
-        click.echo("\n".join(_table(told["pairings"])))
-    else:
+    result = ask(context, "pair.list", {"channel": channel})
+    people = result["pairings"]
+    context.print_result(result, *(_table(people) if people else ()))
+    if not (people or context.json):
         click.echo("no pairing requests, no approved people", err=True)
 
 
 @pair.command()
 @click.argument("code")
-@click.option("--owner", is_flag=True, help="May decide about others, by /pair in the chat.")
+@click.option("--owner", is_flag=True, help="Allow them to approve others with /pair in the chat.")
 @click.pass_obj
 def approve(context: CliContext, code: str, *, owner: bool) -> None:
     _do(context, "pair.approve", {"code": code, "owner": owner})
@@ -42,9 +40,9 @@ def approve(context: CliContext, code: str, *, owner: bool) -> None:
 
 @pair.command()
 @click.argument("code", required=False)
-@click.option("--channel", help="With --person: of that channel.")
+@click.option("--channel", help="The channel of --person.")
 @click.option("--account", default="default", show_default=True)
-@click.option("--person", help="Their id, as `pair list` shows it.")
+@click.option("--person", help="The id of the person, as `pair list` shows it.")
 @click.pass_obj
 def deny(
     context: CliContext, code: str | None, channel: str | None, account: str, person: str | None
@@ -55,8 +53,8 @@ def deny(
     _do(context, "pair.deny", who)
 
 
-def _who(text: str) -> Mapping[str, str]:
-    """Percent-encoded as in a session key, or as it is: then the person is what is left. Raises ValueError."""
+def _parse_person(text: str) -> Mapping[str, str]:
+    """Parses CHANNEL:ACCOUNT:PERSON. Each part is plain text, or percent-encoded as in a session key. Raises ValueError."""
     parts = text.split(":", 2)
     if len(parts) != 3 or not all(parts):
         raise ValueError(f"write CHANNEL:ACCOUNT:PERSON, as `pair list` shows it, not {text!r}")
@@ -70,13 +68,13 @@ def _decoded(part: str) -> str:
         return part
 
 
-WHO = Read("CHANNEL:ACCOUNT:PERSON", _who)
+PERSON = ParsedType("CHANNEL:ACCOUNT:PERSON", _parse_person)
 
 
-def _verb(name: str) -> click.Command:
-    """One that takes nothing but a person."""
+def _add_verb(name: str) -> click.Command:
+    """Adds a verb that takes only a person."""
 
-    @click.argument("who", metavar="ID", type=WHO)
+    @click.argument("who", metavar="ID", type=PERSON)
     @click.pass_obj
     def verb(context: CliContext, who: Mapping[str, str]) -> None:
         _do(context, f"pair.{name}", who)
@@ -85,16 +83,16 @@ def _verb(name: str) -> click.Command:
 
 
 for _name in ("block", "unblock", "revoke"):
-    _verb(_name)
+    _add_verb(_name)
 
 
 def _do(context: CliContext, method: str, params: Mapping[str, object]) -> None:
     one = ask(context, method, params)
-    context.say(one, *_table([one]))
+    context.print_result(one, *_table([one]))
 
 
 def _table(people: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The id is what the verbs take."""
+    """Lists people by the ids that the verbs take."""
     rows = [
         {
             "id": ":".join(encode_part(one[part]) for part in PARTS),

@@ -1,14 +1,13 @@
-"""`exogate plugin`: makes plugins, looks at them, and installs them. What one may do is shown to the operator and
-agreed to, then written down, or not at all."""
+"""`exogate plugin`: creates, tests, inspects and installs plugins. The operator sees and agrees to the capabilities of a
+plugin before they are written."""
 
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,27 +16,27 @@ import anyio
 import click
 
 from gateway.app.trial import BadPlugin
-from gateway.cli.command import FAILED, JSON, CliContext, JsonObject, Read, Unreachable
-from gateway.cli.configuration import Edit, agree, configured, known
+from gateway.cli.command import FAILED, JSON, CliContext, JsonObject, ParsedType, Unreachable
+from gateway.cli.configuration import Edit, known_names, load_config, yes_option
 from gateway.cli.link import ask, data_dir
 from gateway.cli.plugin_files import (
     ABOUT,
     CASES,
     WASM,
     Build,
-    Examined,
-    Given,
-    asked_lines,
+    PluginReport,
+    PluginSource,
     block,
+    capability_lines,
     checked_name,
+    configured_source,
     examine,
-    given,
-    given_as,
+    find_source,
     import_lines,
-    noted,
     read_about,
     replace_file,
     tool_line,
+    with_sha256,
 )
 from gateway.cli.plugin_testing import read_cases, try_all
 from gateway.config import editing
@@ -51,13 +50,13 @@ from gateway.host.files import shipped_folder
 from gateway.host.logs import logging_to
 from gateway.sandbox.componentize import component_from_core
 
-# What an import needs that only the operator can name.
+# Capabilities that only the operator can complete.
 _OPEN = frozenset({"http:HOST", "store:NAME", "host_function:NAME"})
-_LEFT_OUT = shutil.ignore_patterns(
+_NOT_COPIED = shutil.ignore_patterns(
     "tool.wasm", "core.wasm", "node_modules", "__pycache__", "target"
 )
 WIT = shipped_folder("sandbox/wit") / "exogate-plugin.wit"
-STDERR = 2  # results alone go to stdout
+STDERR = 2  # stdout is for results
 
 
 @click.group()
@@ -73,13 +72,12 @@ def plugin() -> None: ...
 @click.argument("arguments", metavar="[JSON]", default="{}", type=JSON)
 @click.pass_obj
 def call(context: CliContext, name: str, tool: str, arguments: JsonObject) -> None:
-    given = {"name": name, "tool": tool, "arguments": arguments}
-    told = ask(context, "plugin.call", given)
+    result = ask(context, "plugin.call", {"name": name, "tool": tool, "arguments": arguments})
     if context.json:
-        context.tell(told)
+        context.print_json(result)
     else:
-        click.echo(told["output"], err=not told["ok"])
-    if not told["ok"]:
+        click.echo(result["output"], err=not result["ok"])
+    if not result["ok"]:
         raise SystemExit(FAILED)
 
 
@@ -93,39 +91,39 @@ def call(context: CliContext, name: str, tool: str, arguments: JsonObject) -> No
     "--lang", required=True, help="The language: zig, js, python, rust, c or assemblyscript."
 )
 @click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="Where to; ./NAME if not said."
+    "--dir", "folder", type=click.Path(path_type=Path), help="The target; by default ./NAME."
 )
 @click.pass_obj
 def new(context: CliContext, name: str, kind: str, lang: str, folder: Path | None) -> None:
     folder = folder or Path(name)
-    make(checked_name(name), kind, lang, folder)
+    write_scaffold(checked_name(name), kind, lang, folder)
     files = sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file())
-    follow = [f"exogate plugin build {folder}", f"exogate plugin install {folder}", "exogate run"]
+    steps = [f"exogate plugin build {folder}", f"exogate plugin install {folder}", "exogate run"]
     if kind == "tool":
-        follow.append(f'exogate chat -m \'call {name} {{"text": "hello world"}}\'')
+        steps.append(f'exogate chat -m \'call {name} {{"text": "hello world"}}\'')
     also = f"also: exogate plugin test {folder} runs its recorded cases"
-    context.say(
-        {"name": name, "dir": str(folder), "files": files, "next": follow},
+    context.print_result(
+        {"name": name, "dir": str(folder), "files": files, "next": steps},
         f"{folder}: {', '.join(files)}",
-        *block("Next", [*follow, also]),
+        *block("Next", [*steps, also]),
     )
 
 
 def scaffolds() -> dict[tuple[str, str], Path]:
-    """(kind, language) -> the directory of an example."""
+    """Maps kind and language to the directory of an example."""
     folders = [one.parent for one in sorted(shipped_folder("wasm-examples").glob(f"*/{ABOUT}"))]
     return {(read_about(one).kind, one.name.removeprefix("channel-")): one for one in folders}
 
 
-def make(name: str, kind: str, language: str, folder: Path) -> None:
-    """Copies the example of that language under the plugin's own name. Raises UsageError, BadPlugin."""
-    known_ones = scaffolds()
-    source = known_ones.get((kind, language))
+def write_scaffold(name: str, kind: str, language: str, folder: Path) -> None:
+    """Copies the example of that language under the name of the plugin. Raises UsageError, BadPlugin."""
+    examples = scaffolds()
+    source = examples.get((kind, language))
     if source is None:
-        pairs = ", ".join(f"--kind {k} --lang {one}" for k, one in known_ones)
+        pairs = ", ".join(f"--kind {k} --lang {one}" for k, one in examples)
         raise click.UsageError(f"there is no example of a {kind} in {language}; there are: {pairs}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadPlugin(f"{folder} is there already and not empty; choose another --dir")
+        raise BadPlugin(f"{folder} exists and is not empty; choose another --dir")
     try:
         _copy_example(source, name, folder)
     except OSError as error:
@@ -134,43 +132,41 @@ def make(name: str, kind: str, language: str, folder: Path) -> None:
 
 def _copy_example(source: Path, name: str, folder: Path) -> None:
     example = read_about(source)
-    shutil.copytree(source, folder, ignore=_LEFT_OUT, dirs_exist_ok=True)
+    shutil.copytree(source, folder, ignore=_NOT_COPIED, dirs_exist_ok=True)
     for path in filter(Path.is_file, folder.rglob("*")):
         text = path.read_text(encoding="utf-8").replace(example.name, name)
-        path.write_text(noted(text, "") if path.name == ABOUT else text, encoding="utf-8")
+        path.write_text(with_sha256(text, "") if path.name == ABOUT else text, encoding="utf-8")
     if example.build and example.build.core and not any(folder.rglob(WIT.name)):
-        shutil.copy(WIT, folder)  # only to be read: such languages know nothing of it
+        shutil.copy(WIT, folder)  # as documentation: a build of a core module does not use it
 
 
 @plugin.command()
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 @click.pass_obj
 def build(context: CliContext, folder: Path) -> None:
-    wasm = built(folder, read_environment())
-    sha256 = keep(folder, wasm)
+    wasm = run_build(folder, read_environment())
+    sha256 = save_build(folder, wasm)
     file = folder / WASM
-    context.say(
+    context.print_result(
         {"file": str(file), "size": len(wasm), "sha256": sha256},
         f"{file}: {len(wasm):,} bytes, sha256 {sha256}",
     )
 
 
-def built(folder: Path, environment: Mapping[str, str]) -> bytes:
-    """Runs the command of [build] there and gives what has come out; nothing is kept. Raises BadPlugin.
+def run_build(folder: Path, environment: Mapping[str, str]) -> bytes:
+    """Runs the [build] command in the folder and returns the component that it makes. Raises BadPlugin.
 
-    The command is found as in a terminal, Python's packages also beside this program. What it says goes to stderr.
+    The search path ends with the directory of this program, for tools that pip installed. Output goes to stderr.
     """
     about = read_about(folder)
     if about.build is None:
-        raise BadPlugin(
-            f"{folder / ABOUT} says nothing of how it is built: it has no [build] command"
-        )
+        raise BadPlugin(f"{folder / ABOUT} has no [build] command")
     made = folder / (about.build.core or WASM)
     here = str(Path(sys.executable).parent)
     path = os.pathsep.join(filter(None, (environment.get("PATH"), here)))
     code = subprocess.run(
         about.build.command,
-        shell=True,  # it is the author's own command, written for a shell
+        shell=True,  # the author wrote the command for a shell
         cwd=folder,
         env={**environment, "PATH": path},
         stdin=subprocess.DEVNULL,
@@ -180,26 +176,26 @@ def built(folder: Path, environment: Mapping[str, str]) -> bytes:
     if code != 0:
         raise BadPlugin(f"the build failed (exit {code}){_needs(about.build)}")
     if not made.is_file():
-        raise BadPlugin(f"the build ended without making {made}")
+        raise BadPlugin(f"the build did not make {made}")
     wasm = made.read_bytes()
     return component_from_core(wasm, about.kind) if about.build.core else wasm
 
 
 def _needs(build: Build) -> str:
-    """What has to be there, and how to get what Python's package index has."""
+    """Names the tools that a build needs, and the pip command for those of Python's package index."""
     if not build.needs:
         return ""
-    said = f"; it needs {', '.join(build.needs)}"
+    text = f"; it needs {', '.join(build.needs)}"
     packages = [need for need in build.needs if "==" in need]
-    return f"{said}: python -m pip install {' '.join(packages)}" if packages else said
+    return f"{text}: python -m pip install {' '.join(packages)}" if packages else text
 
 
-def keep(folder: Path, wasm: bytes) -> str:
-    """Writes tool.wasm, then its sha256 into plugin.toml, each whole or not at all; gives that."""
+def save_build(folder: Path, wasm: bytes) -> str:
+    """Writes tool.wasm, then its sha256 into plugin.toml, each atomically. Returns the sha256."""
     sha256 = hashlib.sha256(wasm).hexdigest()
     replace_file(folder / WASM, wasm)
     about = folder / ABOUT
-    replace_file(about, noted(about.read_text(encoding="utf-8"), sha256).encode())
+    replace_file(about, with_sha256(about.read_text(encoding="utf-8"), sha256).encode())
     return sha256
 
 
@@ -210,19 +206,20 @@ def keep(folder: Path, wasm: bytes) -> str:
 @click.argument("file")
 @click.pass_obj
 def check(context: CliContext, file: str) -> None:
-    found = anyio.run(examine, data_dir(context), given(file))
-    asks = found.given.about.asks if found.given.about else list(found.lacking.values())
-    unasked = [
-        f"it imports {name}, which needs {need}: plugin.toml has to ask for that"
+    found = anyio.run(examine, data_dir(context), find_source(file))
+    about = found.source.about
+    asks = about.asks if about else list(found.lacking.values())
+    missing = [
+        f"it imports {name}, which needs {need}: add that to `asks` in {ABOUT}"
         for name, need in found.lacking.items()
         if need not in asks
     ]
-    problems = (*found.problems, *unasked)
-    said = [f"✗ {one_line(one)}" for one in problems]
-    context.say(
+    problems = (*found.problems, *missing)
+    verdict = [f"✗ {one_line(one)}" for one in problems]
+    context.print_result(
         {**found.as_json(), "ok": not problems, "problems": problems},
         *_about(found),
-        *(said or ["✓ it loads; `exogate plugin test` runs it"]),
+        *(verdict or ["✓ it loads; `exogate plugin test` runs its cases"]),
     )
     if problems:
         sys.exit(FAILED)
@@ -234,26 +231,26 @@ def check(context: CliContext, file: str) -> None:
     "--case",
     "cases",
     type=click.Path(path_type=Path),
-    help="The recorded cases; cases.json beside FILE if not said.",
+    help="The recorded cases; by default cases.json beside FILE.",
 )
 @click.pass_obj
 def test(context: CliContext, file: str, cases: Path | None) -> None:
-    source = given(file)
+    source = find_source(file)
     recorded = read_cases(cases or source.file.parent / CASES)
     with logging_to(sys.stderr, "warning", "console"):
         granted, verdicts = anyio.run(try_all, data_dir(context), source, recorded)
     failed = sum(bool(one.problem) for one in verdicts)
-    if context.json:
-        told = [one.as_json() for one in verdicts]
-        context.tell({"ok": not failed, "granted": list(map(str, granted)), "cases": told})
-    else:
-        click.echo("\n".join(block("Granted", list(asked_lines(granted)))))
-        for one in verdicts:
-            mark = "✗" if one.problem else "✓"
-            click.echo(f"{mark} {one_line(one.name)}   {one.wall_ms:.2f} ms   {one.fuel:,} fuel")
-            for line in one.problem:
-                click.echo(f"    {one_line(line)}")
-        click.echo(f"{len(verdicts) - failed} of {len(verdicts)} cases passed")
+    lines = [*block("Granted", list(capability_lines(granted)))]
+    for one in verdicts:
+        mark = "✗" if one.problem else "✓"
+        lines.append(f"{mark} {one_line(one.name)}   {one.wall_ms:.2f} ms   {one.fuel:,} fuel")
+        lines += [f"    {one_line(line)}" for line in one.problem]
+    results = [one.as_json() for one in verdicts]
+    context.print_result(
+        {"ok": not failed, "granted": list(map(str, granted)), "cases": results},
+        *lines,
+        f"{len(verdicts) - failed} of {len(verdicts)} cases passed",
+    )
     if failed:
         sys.exit(FAILED)
 
@@ -262,104 +259,93 @@ def test(context: CliContext, file: str, cases: Path | None) -> None:
 @click.argument("target", metavar="FILE|NAME")
 @click.pass_obj
 def inspect(context: CliContext, target: str) -> None:
-    source, granted = _sought(context, target)
+    source, granted = _find_target(context, target)
     found = anyio.run(examine, data_dir(context), source, granted)
     about = source.about
     requested = [*about.capabilities, *about.asks] if about else None
     live: Mapping[str, Any] | None = None
     if granted and target == source.name:
-        try:
+        with suppress(Unreachable):
             live = ask(context, "plugin.inspect", {"name": source.name})
-        except Unreachable:
-            live = None  # no gateway runs
     capabilities = [str(one) for one in granted.capabilities] if granted else None
-    told = {**found.as_json(), "requested": requested, "granted": capabilities, "live": live}
-    context.say(told, *_inspected(found, requested, granted, live))
-
-
-def _inspected(
-    found: Examined,
-    requested: Sequence[str] | None,
-    granted: PluginDef | None,
-    live: Mapping[str, Any] | None,
-) -> Sequence[str]:
+    result = {**found.as_json(), "requested": requested, "granted": capabilities, "live": live}
     lines = list(_about(found))
     if requested is not None:
         lines += block("requests", list(map(one_line, requested)))
-    grants = list(asked_lines(granted.capabilities)) if granted else ["it is not configured"]
+    grants = list(capability_lines(granted.capabilities)) if granted else ["it is not configured"]
     lines += block("granted", grants)
     if live is not None:
         lines += block("state", [one_line(f"{live['state']} {live.get('reason', '')}".strip())])
         lines += block("used", _counts(live["used"]))
         lines += block("denied", _counts(live["denied"]))
-    return [*lines, *(f"✗ {one_line(one)}" for one in found.problems)]
+    context.print_result(result, *lines, *(f"✗ {one_line(one)}" for one in found.problems))
 
 
-def _sought(context: CliContext, target: str) -> tuple[Given, PluginDef | None]:
-    """The file, and how it is configured if it is. A file is looked at although the configuration is not valid."""
+def _find_target(context: CliContext, target: str) -> tuple[PluginSource, PluginDef | None]:
+    """Returns a plugin by its file or name, and its definition in the configuration if it has one."""
     is_file = Path(target).exists() or target.endswith(".wasm") or ":" in target
     try:
-        plugins = {one.name: one for one in configured(context).plugins}
+        plugins = {one.name: one for one in load_config(context).plugins}
     except ConfigInvalid:
-        if not is_file:
+        if not is_file:  # a file needs no valid configuration
             raise
         plugins = {}
     if is_file:
-        source = given(target)
+        source = find_source(target)
         return source, plugins.get(source.name)
     if target not in plugins:
-        names = choose(target, plugins)
-        raise BadPlugin(f"there is no file and no plugin {quoted(target)}; {names}")
-    return given_as(plugins[target]), plugins[target]
+        hint = choose(target, plugins)
+        raise BadPlugin(f"there is no file and no plugin {quoted(target)}; {hint}")
+    return configured_source(plugins[target]), plugins[target]
 
 
 def _counts(counts: Mapping[str, int]) -> list[str]:
     return [f"{one_line(name)}   {count} times" for name, count in sorted(counts.items())]
 
 
-def _about(found: Examined) -> Iterator[str]:
-    told = found.told.info
-    yield f"{told.name} {one_line(told.version or '')}".strip()
-    size = [f"{found.size:,} bytes, sha256 {told.sha256}"] if told.kind else []
-    yield from block("file", [str(found.given.file), *size])
-    if told.kind is None:
+def _about(found: PluginReport) -> Iterator[str]:
+    info = found.account.info
+    yield f"{info.name} {one_line(info.version or '')}".strip()
+    size = [f"{found.size:,} bytes, sha256 {info.sha256}"] if info.kind else []
+    yield from block("file", [str(found.source.file), *size])
+    if info.kind is None:
         return
-    yield from block("kind", [f"{told.kind}, spoken to as {found.told.guest}"])
-    if told.description:
-        yield from block("describes", [f"(the author's words) {one_line(told.description)}"])
-    if told.kind == "tool":
-        yield from block("tools", [tool_line(tool) for tool in told.tools])
-    yield from block("imports", list(import_lines(found.told.needs)))
+    yield from block("kind", [f"{info.kind}, called as {found.account.guest}"])
+    if info.description:
+        yield from block("describes", [f"(the author's words) {one_line(info.description)}"])
+    if info.kind == "tool":
+        yield from block("tools", [tool_line(tool) for tool in info.tools])
+    yield from block("imports", list(import_lines(found.account.needs)))
 
 
 # -- install
 
 
-CAPABILITY = Read("CAP", parse_capability)
+CAPABILITY = ParsedType("CAP", parse_capability)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What installing comes to."""
+class InstallPlan:
+    """The changes that an installation makes. `table` is the plugin's present entry in the file."""
 
-    found: Examined
+    found: PluginReport
     edit: Edit
     after: str
-    asked: tuple[Capability, ...]
+    requested: tuple[Capability, ...]
     new: tuple[Capability, ...]
-    copy: Path | None  # where the file is to be; None: it is bundled
-    table: Mapping[str, Any] | None  # as the file has it; None: it is new
+    copy: Path | None  # the target of the .wasm file; None for a bundled plugin
+    table: Mapping[str, Any] | None
 
     def save(self) -> str:
-        """The file first, then the configuration; if that fails, the file goes again. Says what came of it."""
+        """Copies the file, then writes the configuration; removes the copy if that fails. Returns the effect."""
         copy = self.copy
         if copy is None:
-            return self.edit.take_effect(self.after)
+            return self.edit.save_and_reload(self.after)
         with ExitStack() as undo:
             if not copy.exists():
                 undo.callback(copy.unlink, missing_ok=True)
-            _copy(self.found.given.file, copy, self.found.sha256)
-            effect = self.edit.take_effect(self.after)
+            _copy(self.found.source.file, copy, self.found.sha256)
+            effect = self.edit.save_and_reload(self.after)
             undo.pop_all()
         old = Path(str(self.table["path"])) if self.table else copy
         if old != copy and old.parent == copy.parent:
@@ -371,7 +357,7 @@ def _copy(source: Path, copy: Path, sha256: str) -> None:
     try:
         wasm = source.read_bytes()
         if hashlib.sha256(wasm).hexdigest() != sha256:
-            raise BadPlugin(f"{source} changed in the meantime; try again")
+            raise BadPlugin(f"{source} has changed; try again")
         copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(copy, wasm)
     except OSError as error:
@@ -380,10 +366,10 @@ def _copy(source: Path, copy: Path, sha256: str) -> None:
 
 @plugin.command()
 @click.argument("source", metavar="FILE|DIR|bundled:NAME")
-@click.option("--name", help="What to call it; if not said, as its author does.")
-@click.option("--grant", "extra", type=CAPABILITY, multiple=True, help="Grant this too.")
-@click.option("--agent", help="Whose tools it becomes; if not said, the default agent's.")
-@agree
+@click.option("--name", help="The name of the plugin; by default that of its author.")
+@click.option("--grant", "extra", type=CAPABILITY, multiple=True, help="Grant one more capability.")
+@click.option("--agent", help="The agent that gets its tools; by default the default agent.")
+@yes_option
 @click.pass_obj
 def install(
     context: CliContext,
@@ -394,21 +380,23 @@ def install(
     agent: str | None,
     yes: bool,
 ) -> None:
-    found = given(source)
-    plan = planned(context, replace(found, name=checked_name(name or found.name)), extra, agent)
-    edit, copy, name = plan.edit, plan.copy, plan.found.given.name
-    edit.tell(*_shown(plan))
+    found = find_source(source)
+    plan = plan_install(
+        context, replace(found, name=checked_name(name or found.name)), extra, agent
+    )
+    edit, copy, name = plan.edit, plan.copy, plan.found.source.name
+    edit.show(*_describe(plan))
     if plan.after != edit.before or not (copy is None or copy.is_file()):
-        edit.agreed("Install it, with these capabilities?", yes=yes)
+        edit.confirm("Install it, with these capabilities?", yes=yes)
         effect = plan.save()
-        edit.tell(f"{name} was added to {edit.name}. {effect}")
+        edit.show(f"{name} was added to {edit.name}. {effect}")
     if context.json:
-        context.tell(
+        context.print_json(
             {
                 "name": name,
                 "file": str(copy) if copy else source,
                 "sha256": plan.found.sha256,
-                "capabilities": [str(one) for one in plan.asked],
+                "capabilities": [str(one) for one in plan.requested],
                 "new": [str(one) for one in plan.new],
                 "config": str(edit.path),
                 "changed": plan.after != edit.before,
@@ -416,17 +404,17 @@ def install(
         )
 
 
-def planned(
-    context: CliContext, source: Given, extra: Iterable[Capability], agent: str | None
-) -> Plan:
-    """Raises BadPlugin for what would be refused at load, CannotEdit, ConfigInvalid."""
+def plan_install(
+    context: CliContext, source: PluginSource, extra: Iterable[Capability], agent: str | None
+) -> InstallPlan:
+    """Plans an installation. Raises BadPlugin if the plugin would not load, CannotEdit, ConfigInvalid."""
     edit = Edit.begin(context)
     table = _table(edit.before, source)
     granted = tuple(_parsed(table.get("capabilities", ()))) if table else ()
-    wanted = tuple(dict.fromkeys((*source.asked, *extra)))
+    wanted = tuple(dict.fromkeys((*source.requested, *extra)))
     plugin = replace(source.plugin, capabilities=(*granted, *wanted))
     found = anyio.run(examine, data_dir(context), source, plugin)
-    # What it imports and cannot do without, although its author does not ask for it.
+    # Its imports may need capabilities that its author does not request.
     needs = [parse_capability(one) for one in found.lacking.values() if one not in _OPEN]
     wanted = tuple(dict.fromkeys((*wanted, *needs)))
     _require_loadable(found)
@@ -436,21 +424,20 @@ def planned(
         folder = data_dir(context) / "plugins" / "installed"
         copy = folder / f"{source.name}-{found.sha256[:12]}.wasm"
     after = _edited(edit.before, found, copy, new, is_known=table is not None)
-    if found.told.info.kind == "tool" and (table is None or agent is not None):
+    if found.account.info.kind == "tool" and (table is None or agent is not None):
         after = editing.with_tool(after, agent, source.name)
-    return Plan(found, edit, after, wanted, new, copy, table)
+    return InstallPlan(found, edit, after, wanted, new, copy, table)
 
 
-def _table(text: str, source: Given) -> Mapping[str, Any] | None:
-    """The plugin of this name in the file, if there is one. Raises BadPlugin for a name that is not free."""
-    tables = tomllib.loads(text.removeprefix("\ufeff")).get("plugins", [])
-    found = (one for one in tables if isinstance(one, dict) and one.get("name") == source.name)
-    table = next(found, None)
-    if source.bundled is None and source.name in known().bundled:
+def _table(text: str, source: PluginSource) -> Mapping[str, Any] | None:
+    """Returns the entry of this plugin in the file, if there is one. Raises BadPlugin if another plugin has its name."""
+    table = editing.value_at(text, ("plugins", source.name))
+    if source.bundled is None and source.name in known_names().bundled:
         raise BadPlugin(f"a bundled plugin is named {source.name}; choose another with --name")
-    path = str(table.get("path", "")) if table else ""
-    bundled = path.removeprefix(BUNDLED) if path.startswith(BUNDLED) else None
-    if table is not None and bundled != source.bundled:
+    if not isinstance(table, dict):
+        return None
+    path = str(table.get("path", ""))
+    if source.bundled != (path.removeprefix(BUNDLED) if path.startswith(BUNDLED) else None):
         raise BadPlugin(f"another plugin is named {source.name}; choose another with --name")
     return table
 
@@ -460,24 +447,24 @@ def _parsed(texts: Iterable[object]) -> Iterator[Capability]:
         try:
             yield parse_capability(str(text))
         except BadCapability:
-            continue  # the configuration is not valid: saving it will say so
+            continue  # saving reports the invalid configuration
 
 
-def _require_loadable(found: Examined) -> None:
+def _require_loadable(found: PluginReport) -> None:
     problems = list(found.problems)
     problems += [
-        f"it imports {name}, which needs {need}: say which with --grant {need}"
+        f"it imports {name}, which needs {need}: add --grant {need}"
         for name, need in found.lacking.items()
         if need in _OPEN
     ]
     if problems:
-        raise BadPlugin(f"{found.given.file} is not installed: {one_line('; '.join(problems))}")
+        raise BadPlugin(f"{found.source.file} is not installed: {one_line('; '.join(problems))}")
 
 
 def _edited(
-    text: str, found: Examined, copy: Path | None, new: Sequence[Capability], *, is_known: bool
+    text: str, found: PluginReport, copy: Path | None, new: Sequence[Capability], *, is_known: bool
 ) -> str:
-    name, bundled = found.given.name, found.given.bundled
+    name, bundled = found.source.name, found.source.bundled
     if not is_known:
         table: dict[str, object] = {"name": name, "path": str(copy or f"{BUNDLED}{bundled}")}
         table["capabilities"] = [str(one) for one in new]
@@ -492,77 +479,58 @@ def _edited(
     return text
 
 
-def _shown(plan: Plan) -> Iterator[str]:
-    """All that an operator has to know to agree."""
+def _describe(plan: InstallPlan) -> Iterator[str]:
+    """Yields the facts that an operator needs in order to agree."""
     found, table = plan.found, plan.table
-    told = found.told.info
-    yield f"{told.name} {one_line(told.version or '')}   {told.kind} plugin"
-    yield from block("describes", [f"(the author's words) {one_line(told.description) or '-'}"])
-    yield from block("tools", [tool_line(tool) for tool in told.tools])
+    info = found.account.info
+    yield f"{info.name} {one_line(info.version or '')}   {info.kind} plugin"
+    yield from block("describes", [f"(the author's words) {one_line(info.description) or '-'}"])
+    yield from block("tools", [tool_line(tool) for tool in info.tools])
     old = str(table.get("sha256", found.sha256)) if table else found.sha256
     is_same = old.lower() == found.sha256
     hashes = [found.sha256] if is_same else [f"new {found.sha256}", f"old {one_line(old)}"]
     yield from block("sha256", hashes)
-    yield from block("requests", list(asked_lines(plan.asked, plan.new if table else ())))
+    yield from block("requests", list(capability_lines(plan.requested, plan.new if table else ())))
     if table is not None and plan.new:
-        yield f"It requests more than it is granted: {', '.join(map(str, plan.new))}"
+        yield f"It requests new capabilities: {', '.join(map(str, plan.new))}"
     difference = plan.edit.difference(plan.after)
-    yield difference or f"{found.given.name} is installed already; nothing changed"
+    yield difference or f"{found.source.name} is installed already; nothing changed"
 
 
 # -- grant, revoke
 
 
-@plugin.command()
-@click.argument("name")
-@click.argument("capability", metavar="CAP", type=CAPABILITY)
-@agree
-@click.pass_obj
-def grant(context: CliContext, name: str, capability: Capability, *, yes: bool) -> None:
-    _change(context, name, capability, editing.with_capability, yes=yes)
-
-
-@plugin.command()
-@click.argument("name")
-@click.argument("capability", metavar="CAP", type=CAPABILITY)
-@agree
-@click.pass_obj
-def revoke(context: CliContext, name: str, capability: Capability, *, yes: bool) -> None:
-    _change(context, name, capability, editing.without_capability, yes=yes)
-
-
-def _change(
-    context: CliContext,
-    name: str,
-    capability: Capability,
-    change: Callable[[str, str, Capability], str],
-    *,
-    yes: bool,
-) -> None:
-    edit, is_less = Edit.begin(context), change is editing.without_capability
-    lost = editing.lost_hosts(edit.before, name, capability) if is_less else ()
-    edit.written(
-        change(edit.before, name, capability),
-        *asked_lines([capability]),
-        *map(_becomes, lost),
-        question="Revoke it?" if is_less else "Grant it?",
-        nothing=f"{name} already has {capability}",
-        yes=yes,
-        name=name,
-        capability=str(capability),
-        secrets=[{"name": one.name, "hosts": list(one.hosts)} for one in lost],
-    )
-
-
-def _becomes(lost: editing.LostHost) -> str:
-    """Of a secret, in one sentence."""
-    if lost.hosts:
-        return (
-            f"Secret {one_line(lost.name)} is not sent there any more; "
-            f"it stays for {one_line(', '.join(lost.hosts))}."
+def _add_verb(verb: str, change: Callable[[str, str, Capability], str]) -> None:
+    @plugin.command(verb)
+    @click.argument("name")
+    @click.argument("capability", metavar="CAP", type=CAPABILITY)
+    @yes_option
+    @click.pass_obj
+    def run(context: CliContext, name: str, capability: Capability, *, yes: bool) -> None:
+        edit, is_revoked = Edit.begin(context), verb == "revoke"
+        lost = editing.lost_hosts(edit.before, name, capability) if is_revoked else ()
+        edit.apply(
+            change(edit.before, name, capability),
+            *capability_lines([capability]),
+            *map(_describe_lost, lost),
+            question="Revoke it?" if is_revoked else "Grant it?",
+            nothing=f"{name} already has {capability}",
+            yes=yes,
+            name=name,
+            capability=str(capability),
+            secrets=[{"name": one.name, "hosts": list(one.hosts)} for one in lost],
         )
+
+
+_add_verb("grant", editing.with_capability)
+_add_verb("revoke", editing.without_capability)
+
+
+def _describe_lost(lost: editing.LostHost) -> str:
+    """Says in one sentence how a revoked host changes a secret."""
+    name = one_line(lost.name)
+    if lost.hosts:
+        return f"Secret {name} is no longer sent there; {one_line(', '.join(lost.hosts))} still gets it."
     value = one_line(lost.value) if lost.value.startswith("${") else ""
-    kept = f"; what {value} leads to stays where it is" if value else ", and its value with it"
-    return (
-        f"Secret {one_line(lost.name)} is for this host alone: it is removed from the file{kept}."
-    )
+    kept = f"; the secret behind {value} stays" if value else ", with its value"
+    return f"Secret {name} is for this host alone: its entry is removed from the file{kept}."

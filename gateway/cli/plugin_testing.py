@@ -1,8 +1,8 @@
-"""Recorded cases of a plugin, run in the sandbox with a world made of what each case says."""
+"""Runs the recorded cases of a plugin in a sandbox whose host functions give the answers of the case."""
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import to_json
 
-from gateway.app.trial import BadPlugin, opened
+from gateway.app.trial import BadPlugin, open_trial_sandbox
 from gateway.cli.plugin_files import (
-    Given,
+    PluginSource,
     problems_of,
 )
 from gateway.domain.errors import Denied
@@ -22,12 +22,11 @@ from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HostFunction
 from gateway.host.clock import SystemClock
 from gateway.outbound.guard import check_granted, read_headers, read_method, read_url
 from gateway.sandbox.host_functions import Host
-from gateway.sandbox.plugins import Loaded, Sandbox, missing_capabilities
+from gateway.sandbox.plugins import Sandbox, missing_capabilities
 
 PERSON = "tester"
-LAST_MS = 253_402_300_799_999  # the last one of the year 9999: no clock shows a later one
+LAST_MS = 253_402_300_799_999  # the end of the year 9999, the last time of `datetime`
 _LONGEST_DIFF = 60
-_WHERE = "plugin.toml, or in a case"
 
 
 class _Table(BaseModel):
@@ -35,7 +34,7 @@ class _Table(BaseModel):
 
 
 class TrialCall(_Table):
-    """A tool with its arguments, or an export of a channel adapter with its input."""
+    """A call of a tool, or of an export of a channel adapter."""
 
     tool: str | None = None
     arguments: dict[str, Any] = {}
@@ -46,21 +45,21 @@ class TrialCall(_Table):
 
     @property
     def text(self) -> str:
-        """What the plugin is given."""
-        told: object = self.input
+        """The input of the export, as JSON."""
+        value: object = self.input
         if self.tool is not None:
-            told = {
+            value = {
                 "tool": self.tool,
                 "arguments": self.arguments,
                 "call_id": "call-1",
                 "session": {"id": self.session},
                 "config": self.config,
             }
-        return to_json(told).decode()
+        return to_json(value).decode()
 
 
 class ScriptedAnswer(_Table):
-    """What comes back for exactly this request."""
+    """The answer to exactly this request."""
 
     method: str
     url: str
@@ -82,7 +81,7 @@ class FunctionAnswer(_Table):
 
 
 class Case(_Table):
-    """One call, its world, and what has to come out."""
+    """One call, the answers of the host, and the expected result."""
 
     name: str
     call: TrialCall
@@ -107,7 +106,7 @@ class Cases(_Table):
 
 @dataclass(frozen=True, slots=True)
 class CaseVerdict:
-    """How a case ended; `problem` says what is not as expected, as lines."""
+    """The result of a case; `problem` holds the lines of the difference from the expected result."""
 
     name: str
     wall_ms: float
@@ -126,7 +125,7 @@ class CaseVerdict:
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
-    """Raises BadPlugin with everything that is wrong."""
+    """Reads the cases. Raises BadPlugin with all problems."""
     try:
         return tuple(Cases.model_validate_json(path.read_bytes()).cases)
     except FileNotFoundError as error:
@@ -136,26 +135,27 @@ def read_cases(path: Path) -> tuple[Case, ...]:
 
 
 async def try_all(
-    data_dir: Path, given: Given, cases: Iterable[Case]
+    data_dir: Path, source: PluginSource, cases: Sequence[Case]
 ) -> tuple[tuple[Capability, ...], list[CaseVerdict]]:
-    """The grants of the run and how each case ended. What one case stores, the next one finds.
+    """Runs the cases over one plugin store. Returns the granted capabilities, and the result of each case.
 
-    Raises PluginRefused, and BadPlugin for a grant that nobody names.
+    Raises PluginRefused, and BadPlugin if neither plugin.toml nor a case names a needed grant.
     """
-    cases = tuple(cases)
-    async with opened(data_dir) as sandbox:
-        plugin = given.plugin
-        compiled = await sandbox.compiling.compile(given.file)
+    async with open_trial_sandbox(data_dir) as sandbox:
+        plugin = source.plugin
+        compiled = await sandbox.compiling.compile(source.file)
         lacking = set(missing_capabilities(plugin, compiled.inspection).values())
         granted = (*plugin.capabilities, *dict.fromkeys(_implied(lacking, cases)))
         plugin = replace(plugin, capabilities=granted)
         for name, need in missing_capabilities(plugin, compiled.inspection).items():
-            raise BadPlugin(f"it imports {name}, which needs {need}: name it in {_WHERE}")
+            raise BadPlugin(
+                f"it imports {name}, which needs {need}: name it in plugin.toml or in a case"
+            )
         return granted, [await _try(sandbox, plugin, case) for case in cases]
 
 
 def _implied(lacking: set[str], cases: Iterable[Case]) -> Iterator[Capability]:
-    """What the file imports, its author asks for nowhere, and the cases speak of."""
+    """Yields capabilities that the file needs, its plugin.toml lacks, and the cases use."""
     exact = {"host_function:clock": "clock", "host_function:random": "random"}
     yield from (FunctionGrant(name) for need, name in exact.items() if need in lacking)
     for case in cases:
@@ -163,38 +163,32 @@ def _implied(lacking: set[str], cases: Iterable[Case]) -> Iterator[Capability]:
             yield from (HttpGrant(read_url(one.url).origin) for one in case.http)
         if lacking & {"store:NAME", "store:vars"}:
             yield from map(StoreGrant, case.store)
-        yield from (FunctionGrant(one) for one in case.functions if _lacks_function(one, lacking))
-
-
-def _lacks_function(name: str, lacking: set[str]) -> bool:
-    return bool(lacking & {"host_function:NAME", f"host_function:{name}"})
+        for name in case.functions:
+            if lacking & {"host_function:NAME", f"host_function:{name}"}:
+                yield FunctionGrant(name)
 
 
 async def _try(sandbox: Sandbox, plugin: PluginDef, case: Case) -> CaseVerdict:
     plugin = replace(plugin, config=case.call.config)
-    world = _World(case)
+    world = _CaseHost(case)
     deps = replace(
         sandbox.deps, fetch=world, clock=_CaseClock(case.clock_ms), functions=world.functions
     )
     own = replace(sandbox, deps=deps)
     loaded = await own.load(plugin)
     for namespace, values in case.store.items():
+        grant = loaded.plugin.store_grant(namespace)
+        person = None if grant is not None and grant.is_shared else PERSON
         for key, value in values.items():
-            await deps.store.set(_space(loaded, namespace), key, value)
+            await deps.store.set(PluginSpace(loaded.plugin.name, namespace, person), key, value)
     host = Host(deps, loaded.plugin, PERSON)
     outcome = await own.run(loaded, case.call.export, case.call.text, host)
     problem = tuple(_problem(case, outcome.status, outcome.text))
     return CaseVerdict(case.name, outcome.wall_ms, outcome.fuel, problem)
 
 
-def _space(loaded: Loaded, namespace: str) -> PluginSpace:
-    grant = loaded.plugin.store_grant(namespace)
-    is_shared = grant is not None and grant.is_shared
-    return PluginSpace(loaded.plugin.name, namespace, None if is_shared else PERSON)
-
-
-class _World:
-    """Answers what the case has an answer for, and denies all else."""
+class _CaseHost:
+    """The host functions of a case: gives its recorded answers and denies all other requests."""
 
     def __init__(self, case: Case) -> None:
         self._answers = case.http
@@ -203,7 +197,7 @@ class _World:
         }
 
     async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:
-        """As strict as the real one with what may be asked."""
+        """Checks the request like the real client."""
         check_granted(read_url(ask.url).origin, leave)
         read_method(ask.method)
         read_headers(ask.headers)
@@ -227,7 +221,7 @@ class _Function:
 
 
 class _CaseClock(SystemClock):
-    """Stands still at the moment of the case."""
+    """A clock that stands still at the time of the case."""
 
     def __init__(self, ms: int) -> None:
         self._now = datetime.fromtimestamp(ms / 1000, UTC)
@@ -237,7 +231,7 @@ class _CaseClock(SystemClock):
 
 
 def _problem(case: Case, status: str, text: str) -> Iterator[str]:
-    """Nothing if all is as expected."""
+    """Yields the differences from the expected result."""
     if case.expect_error is not None:
         if status != "err":
             yield f"expected an error with {case.expect_error!r}, got: {text}"
@@ -250,12 +244,8 @@ def _problem(case: Case, status: str, text: str) -> Iterator[str]:
         if case.expect_contains not in text:
             yield f"expected something with {case.expect_contains!r}"
             yield f"got {text!r}"
-    elif not _is_same(case.expect, text):
+    elif case.expect not in (_read(text), text):
         yield from _difference(case.expect, _read(text))
-
-
-def _is_same(expected: object, text: str) -> bool:
-    return expected in (_read(text), text)
 
 
 def _read(text: str) -> Any:
@@ -273,4 +263,4 @@ def _difference(expected: object, got: object) -> Iterator[str]:
     lines = list(difflib.unified_diff(old, new, "expected", "got", lineterm=""))
     yield from lines[:_LONGEST_DIFF]
     if len(lines) > _LONGEST_DIFF:
-        yield f"… and {len(lines) - _LONGEST_DIFF} lines more"
+        yield f"… and {len(lines) - _LONGEST_DIFF} more lines"

@@ -1,4 +1,4 @@
-"""`exogate provider`: the services that models are asked of."""
+"""`exogate provider`: lists, adds and tests model providers."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ import click
 from gateway.api.declarations import Verb, plain
 from gateway.app.shared import provider_test
 from gateway.cli.command import CliContext, CommandRefused, Unreachable, failure
-from gateway.cli.configuration import Edit, agree, configured
+from gateway.cli.configuration import Edit, load_config, yes_option
 from gateway.cli.link import ANSWER_S, ask
 from gateway.cli.verbs import show, table
 from gateway.config import editing
@@ -23,8 +23,8 @@ from gateway.providers.prices import DEFAULT_MODELS
 from gateway.web.status import WITHIN_S
 
 UNUSED = (
-    "No agent asks {name} by this: `provider add {name} --use` lets the default agent do, and keeps its "
-    "tools and budgets. An [agent] written by hand has only the tools and budgets that the file says."
+    "No agent uses {name} yet. `exogate provider add {name} --use` makes the default agent use it and keeps its tools and "
+    "budgets. An [agent] that you write yourself has only the tools and budgets of the file."
 )
 TEST = Verb("provider test", holds="ok")
 DEMO = {"name": "demo", "wire": "in this process", "base_url": "scripted answers, no AI"}
@@ -37,7 +37,7 @@ def provider() -> None: ...
 @provider.command("list")
 @click.pass_obj
 def list_providers(context: CliContext) -> None:
-    config = configured(context)
+    config = load_config(context)
     rows: list[dict[str, object]] = [
         {
             "name": name,
@@ -48,17 +48,17 @@ def list_providers(context: CliContext) -> None:
         }
         for name, one in config.providers.items()
     ]
-    context.say(rows, *table([*rows, DEMO], ("name", "wire", "base_url", "key", "agents")))
+    context.print_result(rows, *table([*rows, DEMO], ("name", "wire", "base_url", "key", "agents")))
 
 
 @provider.command()
 @click.argument("name")
-@click.option("--wire", type=click.Choice(["openai", "anthropic"]), help="Unless it is a preset.")
-@click.option("--url", "base_url", help="Its address; needed unless it is a preset.")
-@click.option("--key", "api_key", help="A reference: ${env:NAME} or ${file:NAME}.")
-@click.option("--use", is_flag=True, help="Let the default agent ask it from now on.")
-@click.option("--model", help="With --use: which model; if not said, the preset's usual one.")
-@agree
+@click.option("--wire", type=click.Choice(["openai", "anthropic"]), help="Presets need none.")
+@click.option("--url", "base_url", help="The base URL; presets need none.")
+@click.option("--key", "api_key", help="A reference to the API key: ${env:NAME} or ${file:NAME}.")
+@click.option("--use", is_flag=True, help="Make the default agent use it.")
+@click.option("--model", help="With --use: the model; by default that of the preset.")
+@yes_option
 @click.pass_obj
 def add(
     context: CliContext,
@@ -68,52 +68,52 @@ def add(
     use: bool,
     model: str | None,
     yes: bool,
-    **told: str | None,
+    **keys: str | None,
 ) -> None:
-    edit, after = Edit.begin(context), ""
-    table = {key: value for key, value in told.items() if value is not None}
+    edit = Edit.begin(context)
+    table = {key: value for key, value in keys.items() if value is not None}
     if use and value_at(edit.before, ("providers", name)) is not None and not table:
-        after = edit.before  # it is there, and is only to be used
+        after = edit.before  # the entry exists
     else:
-        edit = _with_key(edit, name, table)
+        edit = _ask_for_key(edit, name, table)
         after = editing.with_named(edit.before, "providers", name, table)
     notes = [UNUSED.format(name=name)]
     if use:
-        after, notes = _used(edit, after, name, model)
+        after, notes = _use(edit, after, name, model)
     elif model is not None:
-        raise click.UsageError("--model belongs to --use")
-    edit.written(after, *notes, nothing=f"{name} is there already", yes=yes, name=name)
+        raise click.UsageError("--model needs --use")
+    edit.apply(after, *notes, nothing=f"{name} is configured already", yes=yes, name=name)
 
 
-def _with_key(edit: Edit, name: str, table: dict[str, str]) -> Edit:
-    """Asks for the key of a preset that has none, on a terminal; it is kept in a file of its own."""
+def _ask_for_key(edit: Edit, name: str, table: dict[str, str]) -> Edit:
+    """Asks on a terminal for the missing key of a preset, puts a reference into `table`, and keeps the key in a file."""
     preset, inputs = edit.inputs.known.presets.get(name), edit.inputs
     variables = key_variables(name, preset.key_variable) if preset else ()
     file = f"{name}_api_key"
-    is_there = any(value_of(inputs.environment, one) for one in variables)
-    is_there = is_there or (inputs.home / FOLDER / file).exists()
-    if not variables or table or is_there or not sys.stdin.isatty():
+    has_key = any(value_of(inputs.environment, one) for one in variables)
+    has_key = has_key or (inputs.home / FOLDER / file).exists()
+    if not variables or table or has_key or not sys.stdin.isatty():
         return edit
-    secret = click.prompt(f"API key of {name}, or nothing", hide_input=True, default="", err=True)
+    secret = click.prompt(f"API key of {name} (optional)", hide_input=True, default="", err=True)
     if not secret:
         return edit
     table["api_key"] = f"${{file:{file}}}"
-    return edit.keeping(file, secret)
+    return edit.with_secret(file, secret)
 
 
-def _used(edit: Edit, text: str, name: str, model: str | None) -> tuple[str, list[str]]:
-    """The text with the default agent asking this provider, and what becomes of its tools and budgets.
+def _use(edit: Edit, text: str, name: str, model: str | None) -> tuple[str, list[str]]:
+    """Returns the text with the default agent on this provider, and sentences about its tools and budgets.
 
-    An agent of the file has no tools and no budgets but its own: those in force are written down.
+    An [agent] of the file replaces the built-in one with its tools and budgets, so this writes those into the file.
     """
-    before = configured(edit.context)
+    before = load_config(edit.context)
     model = model or DEFAULT_MODELS.get(name)
     if model is None:
-        raise click.UsageError(f"provider {name} has no usual model; say which with --model")
+        raise click.UsageError(f"provider {name} has no default model; give --model")
     agent: dict[str, object] = {"provider": name, "model": model}
     if before.default_agent is not None and not editing.has_agents(text):
-        usual = before.agents[0]
-        agent = {"id": str(usual.id), **agent, "tools": list(usual.tools)}
+        default = before.agents[0]
+        agent = {"id": str(default.id), **agent, "tools": list(default.tools)}
         for plugin in before.plugins:
             if plugin.is_bundled and not editing.has_plugin(text, plugin.name):
                 grants = [str(one) for one in plugin.capabilities]
@@ -123,50 +123,52 @@ def _used(edit: Edit, text: str, name: str, model: str | None) -> tuple[str, lis
         if daily is not None:
             text = editing.with_budget(text, "daily", daily)
     after = editing.with_agent(text, agent)
-    return after, list(_kept(before, edit.checked(after)))
+    return after, list(_changes(before, edit.validate(after)))
 
 
-def _kept(before: GatewayConfig, after: GatewayConfig) -> Iterator[str]:
-    """What the default agent has from now on, and what it had and has no more."""
+def _changes(before: GatewayConfig, after: GatewayConfig) -> Iterator[str]:
+    """Describes the model, tools and budgets of the default agent before and after."""
     old, new = before.agents[0], after.agents[0]
-    yield f"Agent {new.id} asks {new.provider}/{new.model} instead of {old.provider}/{old.model}."
+    yield f"Agent {new.id} uses {new.provider}/{new.model} instead of {old.provider}/{old.model}."
     yield f"It keeps these tools: {', '.join(one for one in old.tools if one in new.tools) or 'none'}."
     lost = [one for one in old.tools if one not in new.tools]
     if lost:
         yield f"It loses these tools: {', '.join(lost)}."
     if after.budgets == before.budgets:
         daily = after.budgets.daily.tokens
-        limit = "there is no daily budget" if daily is None else f"daily {daily:,} tokens"
-        yield f"The budgets stay as they are: {limit}; `exogate budget set daily N` sets it."
+        limit = "no daily limit" if daily is None else f"daily {daily:,} tokens"
+        yield f"The budgets do not change: {limit}; `exogate budget set daily N` sets it."
     else:
         yield "The budgets change: compare `exogate config get budgets` before and after."
 
 
 @provider.command()
 @click.argument("name", required=False)
-@click.option("--model", help="Ask this model, instead of an agent's or the preset's.")
+@click.option("--model", help="Ask this model; by default that of an agent or of the preset.")
 @click.pass_obj
 def test(context: CliContext, name: str | None, model: str | None) -> None:
-    told = tried(context, name, model)
-    if not told["ok"]:
-        code = "provider_error" if told["kind"] in get_args(FailureKind) else told["kind"]
+    result = try_provider(context, name, model)
+    if not result["ok"]:
+        code = "provider_error" if result["kind"] in get_args(FailureKind) else result["kind"]
         if not context.json:
-            raise CommandRefused(told["message"], {"type": code})
-        told = {**failure(code, told["message"]), **told}
-    show(context, told, TEST)
+            raise CommandRefused(result["message"], {"type": code})
+        result = {**failure(code, result["message"]), **result}
+    show(context, result, TEST)
 
 
-def tried(context: CliContext, name: str | None, model: str | None = None) -> Mapping[str, Any]:
-    """What came of asking it, by the running gateway if there is one."""
+def try_provider(
+    context: CliContext, name: str | None, model: str | None = None
+) -> Mapping[str, Any]:
+    """Asks a provider through the running gateway, or directly if none runs."""
     try:
         asked = {"provider": name, "model": model}
-        told: Mapping[str, Any] = ask(context, "provider.test", asked, WITHIN_S + ANSWER_S)
-    except Unreachable:  # or somebody else has the data directory, which is told then
-        told = anyio.run(_ask, configured(context), name, model)
-    return told
+        result: Mapping[str, Any] = ask(context, "provider.test", asked, WITHIN_S + ANSWER_S)
+    except Unreachable:  # if the data directory is locked after all, `_ask` raises DataDirInUse
+        result = anyio.run(_ask, load_config(context), name, model)
+    return result
 
 
 async def _ask(config: GatewayConfig, name: str | None, model: str | None) -> Mapping[str, Any]:
     async with provider_test(config) as trial:
-        told: Mapping[str, Any] = plain(await trial.test(name, model))
-        return told
+        result: Mapping[str, Any] = plain(await trial.test(name, model))
+        return result

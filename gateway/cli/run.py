@@ -10,7 +10,7 @@ import click
 from gateway.app import running as app
 from gateway.app.proposals import ConfigFile
 from gateway.cli.command import CliContext
-from gateway.cli.configuration import config_path, configured, read_inputs, usual_path
+from gateway.cli.configuration import config_path, load_config, read_inputs, usual_path
 from gateway.config.environment import pop_service_variables
 from gateway.config.secrets import secrets_in
 from gateway.config.values import GatewayConfig
@@ -25,19 +25,19 @@ from gateway.host.process import allow_open_files, hold_hangup
 
 @click.command()
 @click.option(
-    "--port", type=click.IntRange(0, 65535), help="Listen here instead; 0: any free port."
+    "--port", type=click.IntRange(0, 65535), help="Listen on this port; 0 takes any free port."
 )
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Start although accepted messages are missing from the store.",
+    help="Start even if accepted messages are missing from the store.",
 )
 @click.pass_obj
 def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
     hold_hangup()
     detach_streams()
     notify = Notifier.of(pop_service_variables())
-    config = configured(context, port=port)
+    config = load_config(context, port=port)
     allow_open_files()
     observability = config.observability
 
@@ -54,7 +54,7 @@ def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
             config,
             version=VERSION,
             ready=ready,
-            outside=app.Outside(logs, notify, file),
+            process=app.ProcessContext(logs, notify, file),
             accept_loss=accept_loss,
         )
 
@@ -64,7 +64,7 @@ def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
 
 
 def banner(running: app.Running) -> list[str]:
-    """What an operator needs to go on, on one screen."""
+    """Returns the lines that an operator sees after the start."""
     config = running.config
     lines = [
         f"exogate {VERSION}   {_mode(config)}",
@@ -99,23 +99,18 @@ def _mode(config: GatewayConfig) -> str:
 
 
 def _store(config: GatewayConfig) -> str:
-    match config.store.url:
-        case "embedded":
-            return "embedded SQLite"
-        case "memory":
-            return "in memory: lost on exit"
-        case url:
-            return f"store: {url}"
+    names = {"embedded": "embedded SQLite", "memory": "in memory: lost on exit"}
+    return names.get(config.store.url, f"store: {config.store.url}")
 
 
 def _plugins(plugins: Sequence[PluginInfo]) -> list[str]:
-    """Those that run, and those that cannot."""
+    """Lists the loaded, compiling and refused plugins."""
     loaded = ", ".join(plugin.name for plugin in plugins if plugin.state == "loaded")
     refused = [plugin for plugin in plugins if plugin.state == "refused"]
     coming = ", ".join(plugin.name for plugin in plugins if plugin.state == "compiling")
     lines = [f"{loaded}   (sandboxed)"] if loaded else []
     if coming:
-        lines.append(f"compiling: {coming}   (tools are available afterwards)")
+        lines.append(f"compiling: {coming}   (their tools follow)")
     if len(refused) == 1:
         lines.append(f"refused: {refused[0].name}: {refused[0].why}")
     elif refused:
@@ -125,7 +120,7 @@ def _plugins(plugins: Sequence[PluginInfo]) -> list[str]:
 
 
 def _channels(channels: Sequence[ChannelStatus]) -> list[str]:
-    """Those that are opened, and why others cannot be, or not yet."""
+    """Lists the open channels, then the others with the reason."""
     opened = ", ".join(one.name for one in channels if not one.why)
     others = [f"{one.state}: {one.name}: {one.why}" for one in channels if one.why]
     return [opened, *others] if opened else others

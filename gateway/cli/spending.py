@@ -1,4 +1,4 @@
-"""`exogate budget`, `exogate usage` and `exogate token`: limits of spending, what was spent, and tokens for programs."""
+"""`exogate budget`, `exogate usage` and `exogate token`: sets limits, sums up usage, and creates access tokens."""
 
 import csv
 import sys
@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import click
 
-from gateway.cli.command import CliContext, Read
-from gateway.cli.configuration import Edit, agree
+from gateway.cli.command import CliContext, ParsedType
+from gateway.cli.configuration import Edit, yes_option
 from gateway.cli.link import ask
 from gateway.cli.verbs import table
 from gateway.config import editing
@@ -20,14 +20,14 @@ PERIODS = {"day": "daily", "month": "monthly", "session": "session"}
 FIGURES = ("calls", "input_tokens", "output_tokens", "cached_tokens", "cost_usd")
 
 
-def _time(text: str) -> str:
-    """A time that the gateway reads by its own clock; here only its form is checked. Raises ValueError."""
+def _check_time(text: str) -> str:
+    """Checks the form of a time, which the gateway reads by its own clock. Raises ValueError."""
     moment_in(text, EPOCH)
     return text
 
 
-COUNT = Read("tokens", lambda text: count_of(text.removeprefix("+")))  # 500000, 500k, 2M
-TIME = Read("time", _time)
+COUNT = ParsedType("tokens", lambda text: count_of(text.removeprefix("+")))  # 500000, 500k, 2M
+TIME = ParsedType("time", _check_time)
 
 
 @click.group()
@@ -37,13 +37,13 @@ def budget() -> None: ...
 @budget.command("set")
 @click.argument("scope", metavar="SCOPE")
 @click.argument("tokens", type=COUNT)
-@agree
+@yes_option
 @click.pass_obj
 def set_(context: CliContext, scope: str, tokens: int, *, yes: bool) -> None:
     edit = Edit.begin(context)
     after = editing.with_budget(edit.before, scope, tokens)
     nothing = f"{scope} has that limit already"
-    edit.written(after, nothing=nothing, yes=yes, scope=scope, tokens=tokens)
+    edit.apply(after, nothing=nothing, yes=yes, scope=scope, tokens=tokens)
 
 
 @budget.command("raise")
@@ -53,37 +53,34 @@ def set_(context: CliContext, scope: str, tokens: int, *, yes: bool) -> None:
 @click.pass_obj
 def raise_(context: CliContext, scope: str, tokens: int, *, today: bool) -> None:
     if not today:
-        raise click.UsageError("add --today; `exogate budget set` changes a limit for good")
+        raise click.UsageError("add --today; `exogate budget set` changes a limit permanently")
     if not tokens:
-        raise click.UsageError("raise it by 1 token at least")
-    told = ask(context, "budget.raise", {"scope": scope, "by": tokens, "today": True})
-    context.say(
-        told, f"{one_line(scope)} is raised by {told['raised_by']:,} tokens until {told['until']}"
-    )
+        raise click.UsageError("give at least 1 token")
+    result = ask(context, "budget.raise", {"scope": scope, "by": tokens, "today": True})
+    raised = f"raised by {result['raised_by']:,} tokens until {result['until']}"
+    context.print_result(result, f"{one_line(scope)} is {raised}")
 
 
 @click.command()
 @click.option("--by", type=click.Choice(get_args(Grouping)), default="agent", show_default=True)
-@click.option("--since", type=TIME, help="90s, 12h, 7d or a time; absent: from the beginning.")
-@click.option("--until", type=TIME, help="The same; exclusive.")
+@click.option("--since", type=TIME, help="90s, 12h, 7d ago or a time; by default the beginning.")
+@click.option("--until", type=TIME, help="The end, exclusive; by default now.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, without the total.")
 @click.pass_obj
 def usage(
     context: CliContext, by: str, since: str | None, until: str | None, *, as_csv: bool
 ) -> None:
-    given = {"by": by, "since": since, "until": until}
-    told = ask(context, "usage.report", {name: one for name, one in given.items() if one})
-    if context.json:
-        context.tell(told)
-    elif as_csv:
+    result = ask(context, "usage.report", {"by": by, "since": since, "until": until})
+    columns = (by, *FIGURES)
+    if as_csv and not context.json:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow((by, *FIGURES))
+        writer.writerow(columns)
         writer.writerows(
-            [no_formula(row[by]), *(row[one] for one in FIGURES)] for row in told["rows"]
+            [no_formula(row[by]), *(row[one] for one in FIGURES)] for row in result["rows"]
         )
-    else:
-        rows = [*told["rows"], {by: "total", **told["total"]}]
-        click.echo("\n".join(table(rows, (by, *FIGURES))))
+        return
+    rows = [*result["rows"], {by: "total", **result["total"]}]
+    context.print_result(result, *table(rows, columns))
 
 
 @click.group()
@@ -92,26 +89,24 @@ def token() -> None: ...
 
 @token.command()
 @click.argument("name")
-@click.option("--scopes", default="chat", show_default=True, help="With commas between them.")
-@click.option("--agent", "agents", multiple=True, help="Reach this agent only. May be repeated.")
-@click.option("--expires", type=TIME, help="45s, 12h, 30d or a time.")
-@click.option("--budget", "limit", help="Tokens of models that it may use: 100k/day, 2M/month.")
-@click.option("--inherit", is_flag=True, help="Give it what a revoked token of that name owns.")
+@click.option("--scopes", default="chat", show_default=True, help="Separated by commas.")
+@click.option("--agent", "agents", multiple=True, help="Reach only this agent; may be repeated.")
+@click.option("--expires", type=TIME, help="45s, 12h, 30d from now or a time; by default never.")
+@click.option("--budget", "limit", help="A limit of model tokens: 100k/day, 2M/month, 50k/session.")
+@click.option("--inherit", is_flag=True, help="Take over what a revoked token of that name owns.")
 @click.pass_obj
 def create(context: CliContext, /, name: str, scopes: str, limit: str | None, **more: Any) -> None:
-    given = {one: value for one, value in more.items() if value}
-    given |= {"name": name, "scopes": [one for one in map(str.strip, scopes.split(",")) if one]}
-    given |= {"budget": _budget(limit)} if limit else {}
-    told = ask(context, "token.create", given)
-    if context.json:
-        context.tell(told)
-        return
-    click.echo(told["token"])
-    click.echo(_about(told), err=True)
+    asked = {one: value for one, value in more.items() if value}
+    asked |= {"name": name, "scopes": [one for one in map(str.strip, scopes.split(",")) if one]}
+    asked |= {"budget": _parse_budget(limit)} if limit else {}
+    result = ask(context, "token.create", asked)
+    context.print_result(result, result["token"])
+    if not context.json:
+        click.echo(_describe(result), err=True)
 
 
-def _budget(text: str) -> dict[str, int]:
-    """Of `100k/day`, or several with commas between them. Raises BadParameter."""
+def _parse_budget(text: str) -> dict[str, int]:
+    """Parses `100k/day`, or several limits separated by commas. Raises BadParameter."""
     found: dict[str, int] = {}
     for one in text.split(","):
         count, _, period = one.strip().partition("/")
@@ -124,14 +119,13 @@ def _budget(text: str) -> dict[str, int]:
     return found
 
 
-def _about(told: Mapping[str, Any]) -> str:
-    """What is said beside the token."""
-    lines = [f"This is the token of {told['name']}. It is shown only now."]
-    lines.append(f"scopes   {', '.join(told['scopes'])}")
-    if told["agents"]:
-        lines.append(f"agents   {', '.join(told['agents'])}")
-    if told["budget"]:
-        each = (f"{count:,} {name}" for name, count in told["budget"].items())
-        lines.append(f"budget   {', '.join(each)}")
-    lines.append(f"expires  {told['expires_at'] or 'never'}")
-    return "\n".join(lines)
+def _describe(token: Mapping[str, Any]) -> str:
+    limits = (f"{count:,} {name}" for name, count in (token["budget"] or {}).items())
+    facts = {
+        "scopes": ", ".join(token["scopes"]),
+        "agents": ", ".join(token["agents"]),
+        "budget": ", ".join(limits),
+        "expires": token["expires_at"] or "never",
+    }
+    lines = [f"{name:8} {text}" for name, text in facts.items() if text]
+    return "\n".join([f"The token of {token['name']}. It is not shown again.", *lines])

@@ -1,4 +1,4 @@
-"""`exogate store`: a whole store moved from one engine to the other."""
+"""`exogate store`: copies a whole store from one engine to the other."""
 
 from dataclasses import asdict
 from functools import partial
@@ -7,7 +7,7 @@ import anyio
 import click
 
 from gateway.cli.command import CliContext
-from gateway.cli.configuration import configured
+from gateway.cli.configuration import load_config
 from gateway.cli.verbs import table
 from gateway.domain.errors import StoreNotInstalled
 from gateway.host.clock import SystemClock
@@ -27,14 +27,10 @@ def store() -> None: ...
 @click.option("--to", "target", required=True, metavar="URL", help="embedded, or ws://HOST:PORT.")
 @click.pass_obj
 def copy(context: CliContext, source: str, target: str) -> None:
-    copied = anyio.run(partial(copy_store, configured(context), source, target, SystemClock()))
+    copied = anyio.run(partial(copy_store, load_config(context), source, target, SystemClock()))
     rows = [asdict(one) for one in copied]
-    if context.json:
-        context.tell({"tables": rows})
-    else:
-        click.echo(
-            "\n".join(table([one for one in rows if one["rows"]], ["table", "rows", "digest"]))
-        )
-        click.echo(
-            f'copied from {source} to {target}; write [store] url = "{target}" before the next start'
-        )
+    context.print_result(
+        {"tables": rows},
+        *table([one for one in rows if one["rows"]], ["table", "rows", "digest"]),
+        f'copied from {source} to {target}; set [store] url = "{target}" before the next start',
+    )

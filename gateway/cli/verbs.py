@@ -1,5 +1,4 @@
-"""The verbs that are rows of the API's table of methods: their options are made of the parameters, and one renderer
-shows every result."""
+"""Verbs made from the API's table of methods: the parameters give the options, and one renderer prints every result."""
 
 import json
 import re
@@ -25,39 +24,41 @@ ROWS: Mapping[str, tuple[Method, Verb]] = {
 }
 OPTIONS = {"session_key": "session", "limit": "limit", "kinds": "kind"}
 WATCH = "is_watched"
-LONGEST_CELL = 160  # of what is no text, as the detail of an audit entry
-_FRACTION = re.compile(r"(?<=T\d\d:\d\d:\d\d)\.\d+(?=Z$)")  # of a second
+LONGEST_CELL = 160  # characters of an object, such as the detail of an audit entry
+_FRACTION = re.compile(r"(?<=T\d\d:\d\d:\d\d)\.\d+(?=Z$)")  # fractions of a second
 
 
 def command_of(name: str) -> click.Command:
-    """The command of a row."""
+    """Returns the click command of a row."""
     method, verb = ROWS[name]
-    taken = verb.takes.split()
+    arguments = verb.takes.split()
     hints = get_type_hints(method.params, include_extras=True)
     params: list[click.Parameter] = []
     for one, default in method.params.defaults:
-        type_, is_repeated, told = _type_of(hints[one])
-        if one in taken:
+        type_, is_repeated, text = _type_of(hints[one])
+        if one in arguments:
             params.append(click.Argument([one], type=type_, required=default is MISSING))
             continue
+        # To click a default of None is a value, so that `required` would have no effect.
+        kept: dict[str, Any] = {"default": default} if isinstance(default, int | str) else {}
         flags = [f"--{OPTIONS.get(one, one).rstrip('_').replace('_', '-')}", one]
-        is_flag = type_ is bool
         params.append(
             click.Option(
                 ["-n", *flags] if one == "limit" else flags,
                 type=type_,
-                is_flag=is_flag,
+                is_flag=type_ is bool,
                 multiple=is_repeated,
                 required=default is MISSING,
-                default=default if isinstance(default, int | str) else None,
                 show_default=type_ is not bool,
-                help=told,
+                help=text,
+                **kept,
             )
         )
     if verb.watch_s:
-        told = f"Show it again every {verb.watch_s:g} seconds, until Ctrl+C."
-        params.append(click.Option(["--watch", WATCH], is_flag=True, help=told))
-    params.sort(key=lambda param: taken.index(str(param.name)) if param.name in taken else -1)
+        text = f"Repeat every {verb.watch_s:g} seconds until Ctrl+C."
+        params.append(click.Option(["--watch", WATCH], is_flag=True, help=text))
+    order = {name: place for place, name in enumerate(arguments)}
+    params.sort(key=lambda param: order.get(str(param.name), -1))
 
     def callback(**given: object) -> None:
         from gateway.cli.link import ask  # noqa: PLC0415  # help needs no connection
@@ -77,87 +78,83 @@ def command_of(name: str) -> click.Command:
     )
 
 
-_TYPES: Mapping[Any, Any] = {float: float, bool: bool}  # all others are texts
-
-
 def _type_of(hint: Any) -> tuple[Any, bool, str | None]:
-    """What click reads a parameter as, whether it may be repeated, and its help."""
-    told: list[Any] = []
+    """Returns the click type of a parameter, whether it may be repeated, and its help."""
+    notes: list[Any] = []
     while (origin := get_origin(hint)) in {Annotated, Union, UnionType}:
         hint, *more = [one for one in get_args(hint) if one is not NoneType]
         if origin is Annotated:
-            told += more
+            notes += more
         elif more:
-            hint = str  # a time, or one of some words
-    text = next((one for one in told if isinstance(one, str)), None)
+            hint = str  # a union of times and words is read as text
+    text = next((one for one in notes if isinstance(one, str)), None)
     if origin in {tuple, list}:
         return _type_of(get_args(hint)[0])[0], True, text
     if origin is Literal:
         return click.Choice(get_args(hint)), False, text
     if hint is int:
-        limits = next((one.limits for one in told if isinstance(one, Check)), {})
-        return click.IntRange(limits.get("ge"), limits.get("le")), False, text  # type: ignore[arg-type]  # whole numbers, there
-    return _TYPES.get(hint, str), False, text
+        limits = next((one.limits for one in notes if isinstance(one, Check)), {})
+        return click.IntRange(limits.get("ge"), limits.get("le")), False, text  # type: ignore[arg-type]  # the limits of an int are ints
+    return hint if hint in {float, bool} else str, False, text
 
 
-def show(context: CliContext, told: Any, verb: Verb) -> None:
-    """Prints a result; ends with 1 where it does not hold."""
-    failed = verb.holds and not told[verb.holds]
+def show(context: CliContext, result: Any, verb: Verb) -> None:
+    """Prints a result; exits with 1 if its field `verb.holds` is false."""
+    failed = verb.holds and not result[verb.holds]
     if context.json:
-        context.tell(told[verb.json] if verb.json else told)
+        context.print_json(result[verb.json] if verb.json else result)
     else:
-        lines = list(rendered(told, verb.columns))
+        lines = list(render(result, verb.columns))
         click.echo("\n".join(lines) or verb.empty, err=not lines)
-        if isinstance(told, Mapping) and told.get("more"):
+        if isinstance(result, Mapping) and result.get("more"):
             click.echo("there are more; see the options", err=True)
-        if failed and (why := told.get("why")):
+        if failed and (why := result.get("why")):
             click.echo(why, err=True)
     if failed:
         sys.exit(FAILED)
 
 
-def rendered(told: Any, columns: str = "") -> Iterator[str]:
-    """The fields of a result as rows, then its first lists as tables."""
-    told = {"": told} if isinstance(told, list) else told
-    lists = [name for name, value in told.items() if isinstance(value, list)]
+def render(result: Any, columns: str = "") -> Iterator[str]:
+    """Yields the fields of a result as rows, then its first lists as tables."""
+    result = {"": result} if isinstance(result, list) else result
+    lists = [name for name, value in result.items() if isinstance(value, list)]
     tables = dict(zip(lists, filter(None, columns.split("|")), strict=False))
-    fields = {name: value for name, value in told.items() if name not in tables and name != "more"}
+    fields = {name: value for name, value in result.items() if name not in {*tables, "more"}}
     rows = [(name.replace("_", " "), value) for name, value in _flat(fields)]
     wide = max((len(name) for name, _ in rows), default=0)
     yield from (f"{name:{wide}}   {cell(value)}".rstrip() for name, value in rows)
     has_more = bool(rows)
     for name, shown in tables.items():
-        if told[name]:
+        if result[name]:
             yield from [""] * has_more
-            yield from table(told[name], shown.split())
+            yield from table(result[name], shown.split())
             has_more = True
 
 
-def _flat(fields: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in fields.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{inside}{name} ")
+            yield from _flat(value, f"{prefix}{name} ")
         else:
-            yield f"{inside}{name}", value
+            yield f"{prefix}{name}", value
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Iterator[str]:
-    """With a head; a column that is empty in every row is left out."""
-    cells = {name: [cell(row.get(name)) for row in rows] for name in columns}
-    kept = {
-        name: inside for name, inside in cells.items() if {*inside} > {"-"} or "-" not in inside
-    }
-    wide = {name: max(len(name), *map(len, inside)) for name, inside in kept.items()}
-    head = {name: name.replace("_", " ").upper() for name in kept}
-    for row in [
-        head,
-        *(dict(zip(kept, line, strict=True)) for line in zip(*kept.values(), strict=True)),
-    ]:
-        yield "  ".join(f"{row[name]:{wide[name]}}" for name in kept).rstrip()
+    """Yields the lines of a table with a head. Leaves out a column that is empty in every row. The column `soul.path` has
+    the key `path` of the object `soul`."""
+    cells = []
+    for name in columns:
+        outer, _, inner = name.partition(".")
+        values = [(row.get(outer) or {}).get(inner) if inner else row.get(outer) for row in rows]
+        cells.append([outer.replace("_", " ").upper(), *map(cell, values)])
+    shown = [column for column in cells if len(column) == 1 or {*column[1:]} != {"-"}]
+    widths = [max(map(len, column)) for column in shown]
+    for row in zip(*shown, strict=True):
+        yield "  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
 
 
 def cell(value: Any) -> str:
-    """A value on one line."""
+    """Renders a value on one line."""
     if value in (None, "", [], {}):
         return "-"
     match value:
@@ -174,7 +171,7 @@ def cell(value: Any) -> str:
 
 
 def _brief(value: Any) -> str:
-    """An item of a list: its name, and its state."""
+    """Renders an item of a list by its name and state."""
     if not isinstance(value, Mapping):
         return cell(value) if isinstance(value, str | None) else one_line(json.dumps(value))
     name = next((value[key] for key in ("name", "id", "scope") if key in value), None)

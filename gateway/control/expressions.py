@@ -17,7 +17,7 @@ from gateway.domain.errors import GatewayError
 from gateway.domain.text import meant, quoted, short
 
 MAX_CHARACTERS, MAX_DEPTH = 2_000, 50
-LARGEST = 2**63  # bound of whole numbers in arithmetic; a larger one is a mistake or an attack
+MAX_NUMBER = 2**63  # bound of whole numbers in arithmetic; a larger one is a mistake or an attack
 
 
 class ExpressionScope(Protocol):
@@ -89,10 +89,7 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
 
 
 def compile_expression(
-    text: str,
-    *,
-    roots: Collection[str],
-    open_roots: bool = False,
+    text: str, *, roots: Collection[str], open_roots: bool = False
 ) -> Expression:
     """Compiles an expression that may read the names in `roots`. Raises ExpressionInvalid.
 
@@ -147,7 +144,7 @@ class _Compiler:
         value = node.value
         if not isinstance(value, str | int | float | None):
             raise self.not_allowed(node, node)
-        if isinstance(value, int) and abs(value) > LARGEST:
+        if isinstance(value, int) and abs(value) > MAX_NUMBER:
             raise self.refusal(node, "is too large a number")
         return lambda scope: value
 
@@ -262,7 +259,7 @@ class _Compiler:
 
 
 def _number(value: object) -> float:
-    if type(value) is float or (type(value) is int and -LARGEST <= value <= LARGEST):
+    if type(value) is float or (type(value) is int and -MAX_NUMBER <= value <= MAX_NUMBER):
         return value
     is_large = type(value) is int
     raise TypeError("too large a number" if is_large else f"{type(value).__name__}, not a number")

@@ -1,5 +1,6 @@
 """The bus that delivers events to listeners, and the notices that wait for their point in a run."""
 
+import json
 import logging
 import re
 from collections import deque
@@ -18,10 +19,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Listener = Callable[[Event], None]
-MOST_DEPTH = 8  # length of a chain of events that cause each other
-MOST_CAUSED = 4_000  # events in all that one event may cause
-MOST_WAITING = 1_000  # events that listeners published and that are not delivered yet
-MOST_REMEMBERED = 1_000  # event types in a cache
+MAX_CHAIN = 8  # length of a chain of events that cause each other
+MAX_CAUSED = 4_000  # events in all that one event may cause
+MAX_WAITING = 1_000  # events that listeners published and that are not delivered yet
+MAX_CACHED = 1_000  # event types in a cache
 
 
 class EventTypeCache(dict[str, T]):
@@ -32,7 +33,7 @@ class EventTypeCache(dict[str, T]):
 
     def __missing__(self, event_type: str) -> T:
         found = self._find(event_type)
-        if len(self) < MOST_REMEMBERED:
+        if len(self) < MAX_CACHED:
             self[event_type] = found
         return found
 
@@ -71,14 +72,14 @@ class Bus:
     def publish(self, event: Event) -> None:
         if not self._listeners:
             return
-        if self._depth >= MOST_DEPTH or self._caused > MOST_CAUSED:
+        if self._depth >= MAX_CHAIN or self._caused > MAX_CAUSED:
             if not self._has_refused:  # logged once per first event
                 log.error("event_chain_cut", extra=_log_fields(event))
             self._has_refused = True
             return
         self._caused += 1
         self._waiting.append((event, self._depth + 1))
-        if len(self._waiting) > MOST_WAITING:
+        if len(self._waiting) > MAX_WAITING:
             self._drop_one()
         if self._depth:
             return
@@ -114,7 +115,7 @@ class Bus:
         count, self._dropped = self._dropped, 0
         log.warning("events_dropped", extra={"count": count})
         report = Event("bus.dropped", "warning", "bus", last.at, None, None, {"n": count})
-        self._waiting.append((report, min(self._depth + 1, MOST_DEPTH)))  # delivered at any depth
+        self._waiting.append((report, min(self._depth + 1, MAX_CHAIN)))  # delivered at any depth
 
 
 def _log_fields(event: Event) -> dict[str, str]:
@@ -122,9 +123,9 @@ def _log_fields(event: Event) -> dict[str, str]:
 
 
 Moment = Literal["immediate", "turn_start", "after_tool"]
-MOST_NOTICES = 256
-MOST_CONTENT = 2_000  # characters of one notice in the model's block
-MOST_CELL = 200  # characters
+MAX_NOTICES = 256
+MAX_CONTENT = 2_000  # characters of one notice in the model's block
+MAX_CELL = 200  # characters
 Cell = str | int | float | bool | None
 
 _RANK: Mapping[Priority, int] = {name: rank for rank, name in enumerate(get_args(Priority))}
@@ -163,7 +164,7 @@ class Notices:
 
     def push(self, notice: Notice, now: datetime) -> bool:
         """Queues a notice. False: it has expired, it repeats another, or the queue is full."""
-        if len(self.waiting) >= MOST_NOTICES:
+        if len(self.waiting) >= MAX_NOTICES:
             log.warning("notice_queue_full", extra={"source": notice.source})
             return False
         if not self.is_new(notice, now):
@@ -246,16 +247,16 @@ def _lines(group: Sequence[Notice]) -> Iterable[str]:
     first = group[0]
     columns = tuple(_cells(first))
     if len(group) == 1 or not columns:
-        return dict.fromkeys(_line(notice.content, MOST_CONTENT) for notice in group)
-    name = _line(first.source.rpartition(":")[2], MOST_CELL)
+        return dict.fromkeys(_line(notice.content, MAX_CONTENT) for notice in group)
+    name = _line(first.source.rpartition(":")[2], MAX_CELL)
     rows = [tuple(_cells(notice).values()) for notice in group]
-    return _line(first.content, MOST_CONTENT), render_table(name, columns, rows)
+    return _line(first.content, MAX_CONTENT), render_table(name, columns, rows)
 
 
 def _cells(notice: Notice) -> dict[str, Cell]:
     """Returns the scalar values of a notice's data."""
     return {
-        _line(key, MOST_CELL): _line(value, MOST_CELL) if isinstance(value, str) else value
+        _line(key, MAX_CELL): _line(value, MAX_CELL) if isinstance(value, str) else value
         for key, value in notice.data.items()
         if isinstance(value, Cell)
     }
@@ -286,8 +287,6 @@ def notice_chunk(notice: Notice, at: datetime) -> Chunk:
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _LIKE_A_NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _STRUCTURE = re.compile(r'[,:"\\\[\]{}\x00-\x1f]')
-_ESCAPED = re.compile(r'["\\\x00-\x1f]')
-_SHORT_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def render_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
@@ -298,7 +297,7 @@ def render_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell
 
 def _cell(value: Cell) -> str:
     if isinstance(value, str):
-        return value if _is_plain(value) else _quoted(value)
+        return value if _is_plain(value) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None or (isinstance(value, float) and not isfinite(value)):
@@ -318,11 +317,4 @@ def _is_plain(text: str) -> bool:
 
 
 def _key(text: str) -> str:
-    return text if _PLAIN_KEY.fullmatch(text) else _quoted(text)
-
-
-def _quoted(text: str) -> str:
-    def escape(match: re.Match[str]) -> str:
-        return _SHORT_ESCAPES.get(match[0]) or f"\\u{ord(match[0]):04x}"
-
-    return f'"{_ESCAPED.sub(escape, text)}"'
+    return text if _PLAIN_KEY.fullmatch(text) else json.dumps(text, ensure_ascii=False)

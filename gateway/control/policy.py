@@ -52,13 +52,13 @@ class LoopState:
     def after_calls(self, calls: Mapping[str, str], limits: Limits) -> "LoopFound":
         """Detects repetition before the calls of a turn (id -> signature) are executed. The count of a
         call restarts if a turn omits it."""
-        most, asked = limits.no_progress_repeats, sorted(calls.values())
-        turn = "|".join(asked)
+        most, signatures = limits.no_progress_repeats, sorted(calls.values())
+        turn = "|".join(signatures)
         turns = (*self.turns, turn)[-limits.loop_window :]
         is_loop = turns.count(turn) >= limits.loop_threshold and turn not in self.reported
         fruitless = {one.signature for one in self.repeats if one.count >= most}
         refused = frozenset(call for call, mark in calls.items() if mark in fruitless)
-        kept = [one for one in self.repeats if one.signature in asked]
+        kept = [one for one in self.repeats if one.signature in signatures]
         is_stuck = self.is_stuck or any(one.was_refused for one in kept if one.count >= most)
         repeats = tuple(replace(one, was_refused=one.count >= most) for one in kept)
         reported = self.reported | {turn} if is_loop else self.reported

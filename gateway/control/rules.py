@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.control.expressions import (
     EVALUATION_ERRORS,
-    LARGEST,
+    MAX_NUMBER,
     Expression,
     ExpressionFailed,
     ExpressionInvalid,
@@ -58,8 +58,8 @@ class Act:
     values: Mapping[str, Any]
 
 
-MOST = 2_000  # characters of one value; tools and people may send any length
-MOST_TEMPLATE, MOST_RENDERED = 2_000, 8_000  # characters of a template and of its result
+MAX_VALUE = 2_000  # characters of one value; tools and people may send any length
+MAX_TEMPLATE, MAX_RENDERED = 2_000, 8_000  # characters of a template and of its result
 _PART = re.compile(r"\{\{|\}\}|\{([^{}|]*)(?:\|([^{}]*))?\}|[{}]")
 _PATH = re.compile(r"[a-z]\w*(\.\w+)*", re.ASCII)
 _FORMAT = re.compile(r",|,?d|,?(\.[0-9])?[f%]")
@@ -85,8 +85,8 @@ def compile_path(text: str, at: int = 0) -> Expression:
 
 def compile_template(text: str) -> Render:
     """Compiles a text with paths of values in braces. Raises ExpressionInvalid."""
-    if len(text) > MOST_TEMPLATE:
-        raise ExpressionInvalid(f"is longer than {MOST_TEMPLATE} characters", 0)
+    if len(text) > MAX_TEMPLATE:
+        raise ExpressionInvalid(f"is longer than {MAX_TEMPLATE} characters", 0)
     parts: list[TemplatePart] = []
     end = 0
     for found in _PART.finditer(text):
@@ -124,7 +124,7 @@ TemplatePart = str | tuple[Expression, str | None]  # a text, or a path and its 
 def _render(parts: Sequence[TemplatePart], scope: ExpressionScope) -> str:
     """Raises ExpressionFailed."""
     texts = [part if isinstance(part, str) else _format(*part, scope) for part in parts]
-    return _cut("".join(texts), MOST_RENDERED)
+    return _cut("".join(texts), MAX_RENDERED)
 
 
 def _format(path: Expression, spec: str | None, scope: ExpressionScope) -> str:
@@ -141,7 +141,7 @@ def _as_text(value: object) -> str:
         value = int(value)
     elif isinstance(value, list | tuple):
         value = ", ".join(map(str, value))
-    return _cut("" if value is None else str(value), MOST)
+    return _cut("" if value is None else str(value), MAX_VALUE)
 
 
 def _cut(text: str, most: int) -> str:
@@ -308,9 +308,11 @@ class _Compiler:
 def _storable(key: str, value: object) -> object:
     """Returns the value if it can be stored with the session: a scalar of limited size. Raises
     ExpressionFailed."""
-    if isinstance(value, str) and len(value) > MOST:
-        raise ExpressionFailed(f"{key}: a text of more than {MOST} characters cannot be stored")
-    is_number = isinstance(value, int | float) and -LARGEST <= value <= LARGEST
+    if isinstance(value, str) and len(value) > MAX_VALUE:
+        raise ExpressionFailed(
+            f"{key}: a text of more than {MAX_VALUE} characters cannot be stored"
+        )
+    is_number = isinstance(value, int | float) and -MAX_NUMBER <= value <= MAX_NUMBER
     if not is_number and not isinstance(value, str | None):
         raise ExpressionFailed(f"{key}: a {type(value).__name__} like this cannot be stored")
     return value

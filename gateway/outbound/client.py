@@ -149,16 +149,16 @@ def _check_request(
     """Checks a request before its name is resolved. Raises Denied."""
     origin, target = read_url(url)
     check_granted(origin, grant)
-    method, asked = read_method(method), read_headers(headers)
+    method, headers = read_method(method), read_headers(headers)
     if len(body) > MAX_REQUEST_BYTES:
         raise Denied(f"the body is larger than {MAX_REQUEST_BYTES} bytes")
     filler = SecretFiller(grant.secrets, origin)
     filled_url = build_url(origin, filler.fill(target, "URL"))
-    filled = tuple((name, filler.fill(value, "header")) for name, value in asked)
-    if filler.used and any(name.lower() == "range" for name, _ in asked):
+    filled = tuple((name, filler.fill(value, "header")) for name, value in headers)
+    if filler.used and any(name.lower() == "range" for name, _ in headers):
         # The scrubber cannot recognise a part of an echoed secret.
         raise Denied("header 'range' is not allowed together with a secret")
-    kept = tuple(pair for pair, sent in zip(asked, filled, strict=True) if pair == sent)
+    kept = tuple(pair for pair, sent in zip(headers, filled, strict=True) if pair == sent)
     return _Request(method, origin, filled_url, filled, kept, body)
 
 
@@ -364,30 +364,29 @@ class GuardedSockets:
             with anyio.CancelScope(shield=True):
                 await socket.close(_CLOSE_CODE)
 
-    async def _open(self, asked: SocketRequest, grant: FetchGrant) -> "_GuardedSocket":
+    async def _open(self, request: SocketRequest, grant: FetchGrant) -> "_GuardedSocket":
         scrubber = Scrubber(grant.secrets)
         try:
-            if not _SCHEME.match(asked.url):
-                shown = repr(asked.url[:20])
+            if not _SCHEME.match(request.url):
+                shown = repr(request.url[:20])
                 raise Denied(f"{shown} is not a WebSocket URL: write wss://HOST/PATH")
-            request = _check_request(
-                _SCHEME.sub(r"http\1", asked.url, count=1), asked.headers, grant
-            )
-            socket = await self._connect(request, asked)
-            return _GuardedSocket(socket, request.origin, grant, scrubber)
+            url = _SCHEME.sub(r"http\1", request.url, count=1)
+            checked = _check_request(url, request.headers, grant)
+            socket = await self._connect(checked, request)
+            return _GuardedSocket(socket, checked.origin, grant, scrubber)
         except (Denied, HttpFailed) as error:
             failure = scrubber.error(error)
         raise failure  # without its causes, which hold the URL with its secrets
 
     async def _connect(
-        self, request: _Request, asked: SocketRequest
+        self, checked: _Request, request: SocketRequest
     ) -> "aiohttp.ClientWebSocketResponse[bool]":
         try:
-            with anyio.fail_after(asked.timeout_s):
+            with anyio.fail_after(request.timeout_s):
                 return await self._session.ws_connect(
-                    request.url,
-                    headers=(*request.headers, ("user-agent", "exogate")),
-                    max_msg_size=asked.max_frame_bytes,
+                    checked.url,
+                    headers=(*checked.headers, ("user-agent", "exogate")),
+                    max_msg_size=request.max_frame_bytes,
                     heartbeat=_PING_S,
                     autoclose=False,  # aiohttp would answer 1000, which may end a session
                     timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
@@ -395,10 +394,10 @@ class GuardedSockets:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             kind, what = "network", describe_failure(error, _FAILURES)
             if isinstance(error, TimeoutError):
-                kind, what = "timeout", f"did not open a WebSocket within {asked.timeout_s:g} s"
+                kind, what = "timeout", f"did not open a WebSocket within {request.timeout_s:g} s"
             elif isinstance(error, aiohttp.WSServerHandshakeError):
                 what = f"refused the WebSocket (status {error.status})"
-            raise HttpFailed(kind, f"{request.origin} {what}") from error
+            raise HttpFailed(kind, f"{checked.origin} {what}") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from contextvars import copy_context
 from functools import lru_cache, partial
 from os import strerror
 from socket import AF_INET, AF_INET6, IPPROTO_TCP, SOCK_STREAM, gaierror
-from typing import NamedTuple, cast
+from typing import cast
 from urllib.parse import quote, urlsplit
 
 import anyio
@@ -24,11 +24,11 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from gateway.domain.plugins import USUAL_PORT
+from gateway.domain.plugins import USUAL_PORT, Origin
 from gateway.domain.ports import MOST_READ, HttpCall, HttpFailed
 from gateway.outbound.guard import URL_SAFE, Lookup, is_address, resolve_host
 
-MAX_KEPT = 512  # idle connections to one endpoint
+MAX_KEPT = 512  # idle connections to one origin
 MAX_NAMES = 256  # in the cache of resolved names
 # Limits a head, and the framing between two pieces of a body: trailers, chunk headers.
 MAX_HEAD_BYTES = 64 * 1024
@@ -60,17 +60,6 @@ def describe_failure(error: Exception, kinds: Failures = FAILURES) -> str:
     return f"cannot be reached ({strerror(known) if known else type(error).__name__})"
 
 
-class Endpoint(NamedTuple):
-    """The target of a connection. Calls to equal endpoints share kept connections."""
-
-    is_tls: bool
-    name: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.port}"
-
-
 @asynccontextmanager
 async def open_outbound(lookup: Lookup = resolve_host) -> AsyncIterator["HttpClient"]:
     """Opens the client and closes its connections on exit. `lookup` resolves names."""
@@ -90,50 +79,52 @@ class HttpClient:
         self._lookup = lookup
         self._open: set[HttpConnection] = set()
         # Idle connections; the most recent one is used next.
-        self.kept: defaultdict[Endpoint, dict[HttpConnection, None]] = defaultdict(dict)
+        self.kept: defaultdict[Origin, dict[HttpConnection, None]] = defaultdict(dict)
         self._names: dict[str, tuple[float, Sequence[str]]] = {}  # name -> expiry, addresses
         self._tls: ssl.SSLContext | None = None
 
     async def send(self, call: HttpCall) -> "HttpConnection":
         try:
-            endpoint, head = _build_head(call.method, call.url, tuple(call.headers.items()))
+            origin, head = _build_head(call.method, call.url, tuple(call.headers.items()))
         except ValueError as error:
             raise HttpFailed("network", str(error), sent=False) from error
         has_body = call.body or call.method in _WITH_BODY
         length = b"content-length: %d\r\n" % len(call.body) if has_body else b""
         request = b"%b%b\r\n%b" % (head, length, call.body)
-        kept, is_head = self.kept[endpoint], call.method == "HEAD"
+        kept, is_head = self.kept[origin], call.method == "HEAD"
         while True:
             is_kept = len(kept) > 0
-            connection = kept.popitem()[0] if is_kept else await self._connect(endpoint, call)
+            connection = kept.popitem()[0] if is_kept else await self._connect(origin, call)
             if await connection.ask(request, call.idle_timeout_s, is_head=is_head):
                 return connection
             may_repeat = connection.is_unsent or call.method in _REPEATABLE
             if not all((is_kept, may_repeat, connection.is_unanswered)):
                 raise connection.error()
 
-    async def _connect(self, endpoint: Endpoint, call: HttpCall) -> "HttpConnection":
+    async def _connect(self, origin: Origin, call: HttpCall) -> "HttpConnection":
         try:
             with anyio.fail_after(call.connect_timeout_s):
-                return await self._dial(endpoint)
+                return await self._dial(origin)
         except TimeoutError as error:
-            detail = f"{endpoint} did not accept a connection within {call.connect_timeout_s:g} s"
+            detail = f"{origin} did not accept a connection within {call.connect_timeout_s:g} s"
             raise HttpFailed("timeout", detail, sent=False) from error
         except (OSError, ValueError) as error:
-            detail = f"{endpoint} {describe_failure(error)}"
+            detail = f"{origin} {describe_failure(error)}"
             raise HttpFailed("network", detail, sent=False) from error
 
-    async def _dial(self, endpoint: Endpoint) -> "HttpConnection":
-        is_tls, name, port = endpoint
+    async def _dial(self, origin: Origin) -> "HttpConnection":
+        is_tls, name, port = origin.scheme == "https", origin.host, origin.port
         found = [
             (AF_INET6 if ":" in address else AF_INET, SOCK_STREAM, IPPROTO_TCP, "", (address, port))
             for address in await self._addresses(name, port)
         ]
         if is_tls and self._tls is None:
-            self._tls = await to_thread.run_sync(_create_tls)  # reads hundreds of certificates
+            tls = await to_thread.run_sync(ssl.create_default_context)  # reads many certificates
+            tls.set_alpn_protocols(["http/1.1"])
+            self._tls = tls
         socket = await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
         _, connection = await asyncio.get_running_loop().create_connection(
-            partial(HttpConnection, str(endpoint), self.kept[endpoint], self._open),
+            partial(HttpConnection, str(origin), self.kept[origin], self._open),
             sock=socket,
             ssl=self._tls if is_tls else None,
             server_hostname=name if is_tls else None,
@@ -157,39 +148,30 @@ class HttpClient:
             connection.abort()
 
 
-def _create_tls() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
-
-
-def _split_url(url: str) -> tuple[Endpoint, str, str]:
-    """Splits a URL into its endpoint, and the host and path of a request. Raises ValueError if it is not
-    a valid http or https URL."""
+def _split_url(url: str) -> tuple[Origin, str]:
+    """Returns the origin of a URL and the target of a request. Raises ValueError if the URL is invalid."""
     parts = urlsplit(url)
     usual, name = USUAL_PORT.get(parts.scheme), (parts.hostname or "").encode("idna").decode()
     if usual is None or parts.username is not None or not _HOST.fullmatch(name):
         raise ValueError("the URL is not a valid http or https URL")
-    endpoint = Endpoint(usual == 443, name, parts.port or usual)
-    host = f"[{name}]" if ":" in name else name
-    place = host if endpoint.port == usual else f"{host}:{endpoint.port}"
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return endpoint, place, quote(path, safe=URL_SAFE)
+    target = (parts.path or "/") + (parts.query and f"?{parts.query}")
+    return Origin(parts.scheme, name, parts.port or usual), quote(target, safe=URL_SAFE)
 
 
 @lru_cache(maxsize=256)
 def _build_head(
     method: str, url: str, headers: tuple[tuple[str, str], ...]
-) -> tuple[Endpoint, bytes]:
-    """Builds the head of a request without its content-length, the only part in which calls of a
-    model differ. Raises ValueError, also for a header that would smuggle in another one."""
-    endpoint, host, path = _split_url(url)
-    fields = {"host": host, **dict(headers)}.items()
+) -> tuple[Origin, bytes]:
+    """Returns the origin of a URL and the head of a request without its content-length, the only part in
+    which calls of a model differ. Raises ValueError for an invalid URL, and for a header that would smuggle
+    in another one."""
+    origin, target = _split_url(url)
+    fields = {"host": str(origin).partition("//")[2], **dict(headers)}.items()
     lines = [f"{key}: {text}" for key, text in fields if key.lower() not in _FRAMING]
-    head = "\r\n".join([f"{method} {path} HTTP/1.1", *lines, ""])
+    head = "\r\n".join([f"{method} {target} HTTP/1.1", *lines, ""])
     if "\0" in head or not len(lines) + 1 == head.count("\r") == head.count("\n"):
-        raise ValueError(f"the request to {host} has an invalid character in a header")
-    return endpoint, head.encode()
+        raise ValueError(f"the request to {origin} has an invalid character in a header")
+    return origin, head.encode()
 
 
 class HttpConnection(asyncio.Protocol):
@@ -200,10 +182,7 @@ class HttpConnection(asyncio.Protocol):
     _timer: asyncio.TimerHandle
 
     def __init__(
-        self,
-        place: str,
-        kept: dict["HttpConnection", None],
-        opened: set["HttpConnection"],
+        self, place: str, kept: dict["HttpConnection", None], opened: set["HttpConnection"]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._place, self._kept, self._opened = place, kept, opened

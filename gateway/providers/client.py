@@ -1,4 +1,4 @@
-"""One provider that is asked over HTTP: encode, send, read, and try again where that is right."""
+"""The client of one provider over HTTP: encodes, sends and reads, and retries where that is safe."""
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
@@ -14,7 +14,7 @@ from gateway.domain.ids import to_micros
 from gateway.domain.journal import OVERRUN
 from gateway.domain.model import ModelReply, ModelRequest, OnDelta, ProviderDef
 from gateway.domain.ports import Clock, Http, HttpAnswer, HttpCall, HttpFailed, Model
-from gateway.providers.failures import Scrub, refused
+from gateway.providers.failures import Scrub, failure_of
 from gateway.providers.prices import missing_key, quirks_of
 from gateway.providers.wire import RECORDED_HEADERS, Encoder, ReplyReader
 from gateway.providers.wire_anthropic import AnthropicEncoder, AnthropicReader
@@ -23,11 +23,11 @@ from gateway.providers.wire_openai import OpenAiEncoder, OpenAiReader
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 8.0
+MAX_PAUSE_S = 8.0
 ERROR_BODY_CAP = 64 * 1024
-# After the last event its connection may be used again, if the server ends the answer soon.
+# Time for the server to end the answer after the last event, so that the connection can be reused.
 END_WITHIN_S = 0.25
-_LEAST_SECRET = 8  # shorter header values are no secrets, and scrubbing them would mangle texts
+_MIN_SECRET = 8  # scrubbing shorter header values would damage texts
 
 
 class Models:
@@ -40,15 +40,14 @@ class Models:
         provider = self._providers.get(request.provider)
         if provider is None:
             known = ", ".join(sorted(self._providers)) or "none"
-            raise ModelFailed(
-                request.provider, "not_found", f"no such provider is configured; there are: {known}"
-            )
+            detail = f"the provider is not configured; known: {known}"
+            raise ModelFailed(request.provider, "not_found", detail)
         return provider.reply(request, on_delta)
 
 
 class ProviderClient:
-    """Implements the Model port for one provider: its retries, each of which is metered. `random`
-    gives 0 up to 1."""
+    """Implements the Model port for one provider with retries. `metered` wraps each attempt. `random`
+    returns 0 up to 1."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class ProviderClient:
         encoder: Encoder | None = None,
     ) -> None:
         key = definition.api_key.reveal().strip() if definition.api_key else None
-        self._key_problem = missing_key(definition) or _unsendable(key)
+        self._key_problem = missing_key(definition) or _invalid_key(key)
         is_openai = definition.wire == "openai"
         own = OpenAiEncoder(definition) if is_openai else AnthropicEncoder(definition)
         self._encoder: Encoder = encoder or own
@@ -69,7 +68,7 @@ class ProviderClient:
         self._max_retries, self._clock, self._random = definition.max_retries, clock, random
 
     async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
-        """The first reply that succeeds. Raises the last ModelFailed."""
+        """Returns the first successful reply. Raises the last ModelFailed."""
         if self._key_problem:
             raise ModelFailed(request.provider, "refused_key", self._key_problem)
         end = self._clock.monotonic() + request.deadline_s
@@ -81,9 +80,8 @@ class ProviderClient:
                 if failed.kind == "bad_request" and self._encoder.adapt(failed.detail):
                     continue
                 left_s = end - self._clock.monotonic()
-                pause = None
-                if tried < self._max_retries:
-                    pause = pause_s(failed, tried, left_s, self._random)
+                may_retry = tried < self._max_retries
+                pause = pause_s(failed, tried, left_s, self._random) if may_retry else None
                 if pause is None:
                     failed.attempts = tried + 1
                     raise
@@ -107,27 +105,22 @@ class ProviderClient:
 def pause_s(
     failed: ModelFailed, tried: int, left_s: float, random: Callable[[], float]
 ) -> float | None:
-    """How long to wait before the next try; None: do not try again."""
+    """Returns the pause before the next attempt; None: do not retry."""
     if failed.started or not failed.retryable:
         return None
     asked_s = failed.retry_after_s
     if asked_s is None:
-        pause = random() * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**tried)
+        pause = random() * min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**tried)
     else:
         pause = asked_s + random() * min(1.0, 0.1 + asked_s / 10)
     return pause if pause < left_s else None
 
 
 class _Attempt:
-    """Implements the Model port: one request, one answer, recorded as it comes."""
+    """Implements the Model port for one attempt, recorded in the journal as it proceeds."""
 
     def __init__(
-        self,
-        definition: ProviderDef,
-        key: str | None,
-        encoder: Encoder,
-        http: Http,
-        clock: Clock,
+        self, definition: ProviderDef, key: str | None, encoder: Encoder, http: Http, clock: Clock
     ) -> None:
         self._http, self._clock, self._encoder = http, clock, encoder
         self._timeouts_s = definition.connect_timeout_s, definition.idle_timeout_s
@@ -136,11 +129,11 @@ class _Attempt:
         self._reader = OpenAiReader if definition.wire == "openai" else AnthropicReader
         self._url = definition.base_url.rstrip("/") + encoder.path
         own = {name.lower(): value for name, value in definition.headers.items()}
-        # Compressed bytes would be held back, and swell to any size.
+        # A compressed stream arrives late, and can swell to any size.
         plain = {"user-agent": "exogate", "accept-encoding": "identity"}
         self._headers = {**plain, **encoder.headers(key), **own}
         words = [word for value in own.values() for word in (value, *value.split()[-1:])]
-        secrets = ([key] if key else []) + [one for one in words if len(one) >= _LEAST_SECRET]
+        secrets = ([key] if key else []) + [one for one in words if len(one) >= _MIN_SECRET]
         self._secrets = tuple(dict.fromkeys(secrets))
         self._scrub = Scrub(self._secrets)
 
@@ -163,7 +156,7 @@ class _Attempt:
             reader.end(error.kind, str(error))
             advice = self._quirks.unreachable if not error.sent else ""
             detail = f"{error} ({advice})" if advice else str(error)
-            raise reader.failed(_kind(error, "network"), detail, sent=error.sent) from error
+            raise reader.failure(_kind(error, "network"), detail, sent=error.sent) from error
         finally:
             if reader.is_overrun and record is not None:
                 record("end", OVERRUN, str(reader.progress.most))
@@ -171,31 +164,28 @@ class _Attempt:
                 reader.end("cut")
 
     async def _read(self, answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
-        known: dict[str, str] = {}  # what the decoding looks at, and the record keeps
-        for name in RECORDED_HEADERS:
-            if name in answer.headers:
-                known[name] = answer.headers[name]
+        headers = {one: answer.headers[one] for one in RECORDED_HEADERS if one in answer.headers}
         if reader.request.record is not None:
-            reader.request.record("head", answer.status, known)
-        encoding = known.get("content-encoding", "identity").strip().lower()
+            reader.request.record("head", answer.status, headers)
+        encoding = headers.get("content-encoding", "identity").strip().lower()
         is_packed = encoding not in {"", "identity"}
         if not 200 <= answer.status < 300:
-            said = b"" if is_packed else await _read_upto(answer, reader, ERROR_BODY_CAP)
-            raise self._refused(answer, reader.request, said)
+            body = b"" if is_packed else await _read_upto(answer, reader, ERROR_BODY_CAP)
+            raise self._refusal(answer, reader.request, body)
         if is_packed:
-            raise reader.failed("protocol", f"the answer is encoded ({encoding}), unasked")
-        # What the server says it sends counts; some say nothing, or nonsense.
-        content = known.get("content-type", "")
+            raise reader.failure("protocol", f"the answer has an unrequested encoding ({encoding})")
+        # The content type decides; if it is missing or unknown, the request does.
+        content = headers.get("content-type", "")
         if "event-stream" in content or (reader.request.stream and "json" not in content):
             return await _read_stream(answer, reader)
         return await _read_whole(answer, reader)
 
-    def _refused(self, answer: HttpAnswer, request: ModelRequest, said: bytes) -> ModelFailed:
+    def _refusal(self, answer: HttpAnswer, request: ModelRequest, body: bytes) -> ModelFailed:
         now = self._clock.now()
         if request.record is not None:
             request.record("now", to_micros(now))
-        failed = refused(
-            request.provider, answer.status, answer.headers, said, scrub=self._scrub, now=now
+        failed = failure_of(
+            request.provider, answer.status, answer.headers, body, scrub=self._scrub, now=now
         )
         advice = self._quirks.unknown_model.format(model=request.model)
         if failed.kind != "not_found" or not advice:
@@ -220,10 +210,10 @@ async def _read_stream(answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
         reader.end(error.kind, str(error))
         try:
             return reader.close()
-        except ModelFailed as failed:  # one that had said all before it broke is complete
+        except ModelFailed as failed:  # the reply was not complete before the connection broke
             if failed.kind != "truncated":
                 raise
-            raise reader.failed(_kind(error, "truncated"), str(error)) from error
+            raise reader.failure(_kind(error, "truncated"), str(error)) from error
     if not (reader.is_recorded or answer.is_over or reader.is_overrun):
         with anyio.move_on_after(END_WITHIN_S):
             await _read_upto(answer, reader, ERROR_BODY_CAP)
@@ -237,7 +227,7 @@ async def _read_whole(answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
             body += data
             await checkpoint()
     except HttpFailed as error:
-        raise reader.failed(_kind(error, "truncated"), str(error)) from error
+        raise reader.failure(_kind(error, "truncated"), str(error)) from error
     reader.read_whole(bytes(body))
     if reader.recovers:
         await _recover(reader)
@@ -245,16 +235,16 @@ async def _read_whole(answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
 
 
 async def _read_upto(answer: HttpAnswer, reader: ReplyReader, cap: int) -> bytes:
-    """What the answer still holds, up to a cap; less if the connection breaks."""
-    said = bytearray()
-    with suppress(HttpFailed):  # what was read says enough
-        while len(said) < cap and (data := await _read(answer, reader)):
-            said += data
-    return bytes(said[:cap])
+    """Reads the rest of the answer, up to a cap; less if the connection breaks."""
+    body = bytearray()
+    with suppress(HttpFailed):  # the part before the failure is enough
+        while len(body) < cap and (data := await _read(answer, reader)):
+            body += data
+    return bytes(body[:cap])
 
 
 async def _read(answer: HttpAnswer, reader: ReplyReader) -> bytes:
-    """A read of what is no stream of events, recorded."""
+    """Reads and records bytes that are not events."""
     try:
         data = await answer.read_some()
     except HttpFailed as error:
@@ -276,7 +266,7 @@ def _kind(error: HttpFailed, otherwise: FailureKind) -> FailureKind:
     return "timeout" if error.kind == "timeout" else otherwise
 
 
-def _unsendable(key: str | None) -> str | None:
+def _invalid_key(key: str | None) -> str | None:
     if key is None or (key and key.isascii() and key.isprintable() and " " not in key):
         return None
-    return "the configured key is empty or holds characters that no key has; set it again"
+    return "the configured key is empty or has invalid characters; set it again"

@@ -1,4 +1,4 @@
-"""The demo model: in this process, scripted, the same answer every time, and honest about it."""
+"""The demo model: scripted answers without a network. It says that it is a demo."""
 
 import re
 from collections.abc import Mapping, Sequence, Set
@@ -31,7 +31,7 @@ DEFAULT = (
     "my dog is called Luna. what is my dog called? For a real model set a key, such as "
     "ANTHROPIC_API_KEY or OPENAI_API_KEY, and start the gateway again."
 )
-LOOKED_AT = 2_000  # characters of what was said
+MAX_QUESTION = 2_000  # characters that are searched for patterns
 
 _WORD = re.compile(r"\S+\s*")
 _ASKS_SELF = re.compile(
@@ -53,7 +53,7 @@ class DemoModel:
             on_delta(TextDelta(piece))
             if request.progress is not None:
                 request.progress.size += len(piece.encode())
-            await checkpoint()  # others may work between two words
+            await checkpoint()
         is_cut = text != answer
         calls = (call,) if call and not is_cut else ()
         finish: FinishReason = "length" if is_cut else "tool_calls" if calls else "stop"
@@ -72,31 +72,31 @@ def _answer(request: ModelRequest) -> tuple[str, ToolCall | None]:
     spoken = (m for m in reversed(messages) if not m.text.startswith((NOTICE, MEMORY)))
     last = next(spoken, Message("user"))
     if last.result is not None:
-        return _tell_result(last.result, messages), None
+        return _describe_result(last.result, messages), None
     offered = {tool.name for tool in request.tools}
     wanted = wanted_call(last.text, offered)
     if wanted is None:
-        return _reply_to(last.text[:LOOKED_AT], messages), None
+        return _reply_to(last.text[:MAX_QUESTION], messages), None
     if wanted.tool not in offered:
         return wanted.without, None
     return wanted.saying, ToolCall(f"demo_{len(messages)}", wanted.tool, wanted.arguments)
 
 
 def _reply_to(text: str, messages: tuple[Message, ...]) -> str:
-    """The first pattern that fits."""
-    if (answer := _recalled(text, messages)) is not None:
+    """Answers by the first matching pattern."""
+    if (answer := _recall(text, messages)) is not None:
         return answer
     if _ASKS_SELF.search(text):
         return HONEST
     if facts := _stated(text):
-        return f"Noted: {' and '.join(fact.said for fact in facts.values())}."
+        return f"Noted: {' and '.join(fact.sentence for fact in facts.values())}."
     if _GREETING.match(text):
         return "Hello! I am the scripted demo of this gateway. Ask me what I can do."
     return "You are welcome." if _THANKS.search(text) else DEFAULT
 
 
 def _within(text: str, max_tokens: int) -> str:
-    """As many whole words as the limit leaves room for."""
+    """Cuts a text after the last word within the limit."""
     if estimate_tokens(text) <= max_tokens:
         return text
     kept = ""
@@ -108,8 +108,8 @@ def _within(text: str, max_tokens: int) -> str:
 
 
 def _usage(request: ModelRequest, text: str, calls: tuple[ToolCall, ...]) -> Usage:
-    """Of what it reads: what people said, what it remembers and what tools gave it; it knows tools by
-    their names, and needs neither instructions nor its own words."""
+    """Estimates the usage. The demo reads messages of users and tools and the names of tools, but neither
+    instructions nor its own messages."""
     read = [message for message in request.messages if message.role != "assistant"]
     parts = [" ".join(tool.name for tool in request.tools)]
     parts += [message.result.content if message.result else message.text for message in read]
@@ -120,7 +120,7 @@ def _usage(request: ModelRequest, text: str, calls: tuple[ToolCall, ...]) -> Usa
     )
 
 
-# Facts: what was told here or is remembered, and questions about it.
+# Facts from the conversation and the memory, and questions about them.
 
 NOT_TOLD = "You have not told me that."
 
@@ -146,7 +146,7 @@ _ASKS_FACT = re.compile(
     r"|\b(?:do you (?:remember|know)|tell me)\s+(?:the name of )?my (?P<other>[\w' -]+?)\s*[?.]*$"
 )
 _ASKS_WHEN = re.compile(r"(?i)^\s*(?:and |so )?(?:since when|how long|when did (?:i|you))\b")
-# What is asked without a "my", by the key of what answers it.
+# Fact key -> questions about it without "my".
 _TOPICS = {
     "location": re.compile(r"(?i)\bwhere (?:do i|am i) (?:live|living)\b"),
     "employer": re.compile(r"(?i)\bwh(?:ere|o) do i work\b"),
@@ -154,7 +154,7 @@ _TOPICS = {
     "name": re.compile(r"(?i)\bwho am i\b"),
 }
 _NAMED = {"location": {"live", "lived", "move", "moved"}, "employer": {"work", "worked", "job"}}
-_SAID = {
+_SENTENCES = {
     "name": "your name is {}",
     "location": "you live in {}",
     "employer": "you work at {}",
@@ -166,16 +166,16 @@ _LINE = re.compile(
 )
 
 
-class ToldFact(NamedTuple):
-    """A sentence to say back. Only a memory has the days, of an older conversation perhaps."""
+class DemoFact(NamedTuple):
+    """A fact as a sentence to the user. Only a fact from the memory has dates."""
 
-    said: str
+    sentence: str
     since: str = ""
     told: str = ""
 
 
-def _recalled(text: str, messages: Sequence[Message]) -> str | None:
-    """The answer to a question about what was told; None: it is none."""
+def _recall(text: str, messages: Sequence[Message]) -> str | None:
+    """Answers a question about a fact; None if the text is not one."""
     if _ASKS_WHEN.search(text):
         return _when(text, _known(messages))
     key = next((key for key, topic in _TOPICS.items() if topic.search(text)), None)
@@ -184,28 +184,28 @@ def _recalled(text: str, messages: Sequence[Message]) -> str | None:
     if key is None:
         return None
     known = _known(messages).get(key)
-    return f"{known.said[0].upper()}{known.said[1:]}." if known else NOT_TOLD
+    return f"{known.sentence[0].upper()}{known.sentence[1:]}." if known else NOT_TOLD
 
 
-def _stated(text: str) -> dict[str, ToldFact]:
-    """What somebody says of what is theirs."""
-    facts: dict[str, ToldFact] = {}
+def _stated(text: str) -> dict[str, DemoFact]:
+    """Returns the facts that a text states, by key."""
+    facts: dict[str, DemoFact] = {}
     for sentence in _SENTENCE.findall(text):
         if sentence.rstrip().endswith("?") or _ASKS.match(sentence):
             continue
         if name := _TOLD_NAME.match(sentence):
-            facts["name"] = ToldFact(f"your name is {name['value'].strip()}")
+            facts["name"] = DemoFact(f"your name is {name['value'].strip()}")
         elif place := _TOLD_PLACE.match(sentence):
-            facts["location"] = ToldFact(f"you live in {_SINCE.sub('', place['value']).strip()}")
+            facts["location"] = DemoFact(f"you live in {_SINCE.sub('', place['value']).strip()}")
         elif fact := _TOLD.search(sentence):
-            said = f"your {fact['thing']} is {fact['how'] or ''}{fact['value'].strip()}"
-            facts[_key(fact["thing"])] = ToldFact(said)
+            value = f"{fact['how'] or ''}{fact['value'].strip()}"
+            facts[_key(fact["thing"])] = DemoFact(f"your {fact['thing']} is {value}")
     return facts
 
 
-def _known(messages: Sequence[Message]) -> Mapping[str, ToldFact]:
-    """The latest of each: a memory stands before its question, and knows what was put right."""
-    known: dict[str, ToldFact] = {}
+def _known(messages: Sequence[Message]) -> Mapping[str, DemoFact]:
+    """Returns the latest facts by key. A memory message precedes its question, and has corrections."""
+    known: dict[str, DemoFact] = {}
     for message in messages:
         if message.role == "user":
             is_memory = message.text.startswith(MEMORY)
@@ -213,37 +213,38 @@ def _known(messages: Sequence[Message]) -> Mapping[str, ToldFact]:
     return known
 
 
-def _remembered(block: str) -> dict[str, ToldFact]:
-    known: dict[str, ToldFact] = {}
+def _remembered(block: str) -> dict[str, DemoFact]:
+    """Returns the facts of a memory message, by key."""
+    known: dict[str, DemoFact] = {}
     for line in block.splitlines():
         if (fact := _LINE.fullmatch(line)) and not fact["ended"]:
             key = _key(fact["predicate"].replace("_", " "))
-            said = _SAID.get(key, f"your {key} is {{}}")
+            sentence = _SENTENCES.get(key, f"your {key} is {{}}")
             if fact["predicate"].endswith("_name"):
-                said = f"your {key} is called {{}}"
-            known[key] = ToldFact(said.format(fact["object"]), fact["since"], fact["told"])
+                sentence = f"your {key} is called {{}}"
+            known[key] = DemoFact(sentence.format(fact["object"]), fact["since"], fact["told"])
     return known
 
 
-def _when(text: str, known: Mapping[str, ToldFact]) -> str:
+def _when(text: str, known: Mapping[str, DemoFact]) -> str:
     words = set(re.findall(r"\w+", text.lower()))
     for key, one in known.items():
         if words & _NAMED.get(key, set()) or words >= set(key.split()):
             if one.told:
-                return f"You told me on {one.told} that {one.said}, since {one.since}."
-            return f"You told me that {one.said}, but I do not know when."
+                return f"You told me on {one.told} that {one.sentence}, since {one.since}."
+            return f"You told me that {one.sentence}, but I do not know when."
     return NOT_TOLD
 
 
 def _key(thing: str) -> str:
-    """A thing by one name, whichever way it is asked for: `dog's name` is `dog`."""
+    """Returns the key of a thing, equal for its different names: `dog's name` gives `dog`."""
     key = " ".join(thing.lower().split())
     key = key.replace("favorite", "favourite").replace("colour", "color")
     key = key.removesuffix(" called").removesuffix(" named")
     return key if key == "name" else key.removesuffix(" name").removesuffix("'s").strip()
 
 
-# Tools: what is asked of one, and what it said.
+# Questions for tools, and their results.
 
 NO_CLOCK = "I have no clock here, so I cannot tell you that."
 NO_CALCULATOR = "I have no calculator here, so I cannot work that out."
@@ -251,9 +252,9 @@ NO_NOTES = "I have no notes here, so I cannot do that."
 NO_MEMORY = "I have no memory here that goes back so far, so I cannot tell you that."
 
 _TITLE_WORDS = 8
-_LONGEST_TITLE = 80
-_LONGEST_SUM = 200
-_LONGEST_QUESTION = 1_000
+_MAX_TITLE = 80
+_MAX_SUM = 200
+_MAX_ASKED = 1_000
 _CALL = re.compile(
     r"(?is)(?:please )?(?:call|use) (?:the )?(?P<name>[\w-]+)(?: tool)?(?: with)?\s*"
     r"(?P<arguments>\{.*\})?$"
@@ -296,7 +297,7 @@ _SPOKEN = {
 
 
 class WantedCall(NamedTuple):
-    """A call that would answer a question; `saying` comes before it, `without` instead of it."""
+    """A call that answers a question, and the texts with the call and without the tool."""
 
     tool: str
     arguments: str
@@ -305,14 +306,14 @@ class WantedCall(NamedTuple):
 
 
 def wanted_call(text: str, offered: Set[str]) -> WantedCall | None:
-    """The tool that a question is for, offered or not, by the first pattern that fits."""
+    """Returns the call that answers a text, by the first matching pattern; its tool may not be offered."""
     text = text.strip()
     asked = _CALL.match(text)
     if asked and (asked["name"] in offered or asked["arguments"]):
         name, known = asked["name"], ", ".join(sorted(offered)) or "none"
         without = (
-            f"I have no tool {name}. Those that I have: {known}. "
-            "`exogate plugin list` says which plugins are there, and why one is refused."
+            f"I have no tool {name}. My tools: {known}. "
+            "`exogate plugin list` shows the plugins, and why one is refused."
         )
         return WantedCall(name, asked["arguments"] or "{}", f"I call {name}.\n", without)
     if asked := _ECHO.match(text):
@@ -320,10 +321,10 @@ def wanted_call(text: str, offered: Set[str]) -> WantedCall | None:
     if asked := _WRITE.match(text):
         note = asked["note"]
         return _wanted("vault_write", "I take a note.\n", NO_NOTES, path=_path(note), content=note)
-    return _asked_of_a_tool(text) if len(text) <= _LONGEST_QUESTION else None
+    return _call_for_question(text) if len(text) <= _MAX_ASKED else None
 
 
-def _asked_of_a_tool(text: str) -> WantedCall | None:
+def _call_for_question(text: str) -> WantedCall | None:
     if _LIST.match(text):
         return _wanted("vault_list", "Let me see.\n", NO_NOTES)
     if asked := _READ.match(text):
@@ -349,9 +350,9 @@ def _wanted(tool: str, saying: str, without: str, **arguments: str) -> WantedCal
 
 
 def _path(note: str) -> str:
-    """By its words, so that it is found again; two notes share one only if they say the same."""
+    """Returns a path made of the words of a note. Equal notes have equal paths."""
     words = re.findall(r"[a-z0-9]+", note.lower())
-    title = "-".join(words[:_TITLE_WORDS])[:_LONGEST_TITLE]
+    title = "-".join(words[:_TITLE_WORDS])[:_MAX_TITLE]
     if title and title == "-".join(words) and note.isascii():
         return f"{title}.md"
     digest = sha256(note.encode("utf-8", "replace")).hexdigest()[:8]
@@ -359,12 +360,12 @@ def _path(note: str) -> str:
 
 
 def _expression(text: str) -> str | None:
-    """The sum in a question, if it is one."""
-    said = text.rstrip("=?!. \t\n")
-    if len(said) > _LONGEST_SUM:
+    """Returns the arithmetic expression in a question; None if there is none."""
+    question = text.rstrip("=?!. \t\n")
+    if len(question) > _MAX_SUM:
         return None
-    asked = _ASKS_SUM.match(said)
-    rest = said[asked.end() :] if asked else said
+    asked = _ASKS_SUM.match(question)
+    rest = question[asked.end() :] if asked else question
     for sign, spoken in _SPOKEN.items():
         rest = spoken.sub(sign, rest)
     if asked and asked["told"]:
@@ -372,8 +373,8 @@ def _expression(text: str) -> str | None:
     return rest if _SUM.fullmatch(rest) and _OPERATION.search(rest) else None
 
 
-def _tell_result(result: ToolResult, messages: Sequence[Message]) -> str:
-    """A result as a sentence."""
+def _describe_result(result: ToolResult, messages: Sequence[Message]) -> str:
+    """Returns a sentence about a result."""
     if result.is_error:
         return f"The tool {result.name} could not do it: {result.content}"
     calls = (call for message in reversed(messages) for call in message.tool_calls)
@@ -382,7 +383,7 @@ def _tell_result(result: ToolResult, messages: Sequence[Message]) -> str:
     asked = asked if isinstance(asked, dict) else {}
     plain, names = _plain(value), _names(value)
     is_exact = not isinstance(value, dict) or value.get("exact", True)
-    said = {
+    sentences = {
         "echo": plain,
         "calc": f"{asked.get('expression', 'It')} {'=' if is_exact else 'is about'} {plain}",
         "time": f"The clock says: {plain}",
@@ -392,11 +393,11 @@ def _tell_result(result: ToolResult, messages: Sequence[Message]) -> str:
         "memory": _history(value),
         "vault_search": f"I found: {names}." if names else "Your notes say nothing of it.",
     }
-    return said.get(result.name, f"The tool {result.name} says: {plain}")
+    return sentences.get(result.name, f"The tool {result.name} says: {plain}")
 
 
 def _read(text: str) -> object:
-    """What a text means as JSON; itself if it is none."""
+    """Returns the value of JSON text; other text unchanged."""
     try:
         value: object = from_json(text)
     except ValueError:
@@ -419,7 +420,7 @@ def _plain(value: object) -> str:
 
 
 def _history(value: object) -> str:
-    """Facts of which each ended, oldest first; what holds now is no history."""
+    """Lists the facts that have ended, oldest first."""
     found = value.get("facts") if isinstance(value, dict) else None
     if not isinstance(found, list):
         return f"My memory says: {_plain(value)}"
@@ -433,7 +434,7 @@ def _history(value: object) -> str:
 
 
 def _names(value: object) -> str:
-    """The things in a list, or in the first list of an object, by their paths."""
+    """Joins the paths of the things in a list, or in the first list of an object."""
     if isinstance(value, dict):
         value = next((one for one in value.values() if isinstance(one, list)), None)
     found = value if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""What a provider's refusal means: status, code and text become a kind, and a detail to show."""
+"""Classifies the refusals of providers: status, code and text give a kind and a detail to show."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from gateway.domain.errors import FailureKind, ModelFailed
 from gateway.domain.scrubbing import scanner
 
 DETAIL_CAP = 300
-LONGEST_WAIT_S = 30 * 86_400.0  # nobody means more, and it is passed on
+MAX_WAIT_S = 30 * 86_400.0  # bound of the retry-after that clients get
 
 _OVERFLOW = re.compile(
     r"context_length_exceeded|maximum context|context (?:length|window|size)|prompt is too long"
@@ -27,7 +27,7 @@ _SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,9})?s")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 
 _STATUSES: dict[FailureKind, tuple[int, ...]] = {
-    "auth": (401, 402, 403),  # 402: the account behind the key cannot pay, now or later
+    "auth": (401, 402, 403),  # 402: the account of the key cannot pay
     "not_found": (404,),
     "timeout": (408,),
     "overloaded": (409, 425, 503, 529),
@@ -35,8 +35,8 @@ _STATUSES: dict[FailureKind, tuple[int, ...]] = {
     "rate": (429,),
 }
 _BY_STATUS = {status: kind for kind, statuses in _STATUSES.items() for status in statuses}
-_TELLING = frozenset({401, 403, 404, 408, 429})  # whatever the words may remind of
-# What errors are called when they come inside a stream, where there is no status.
+_CONCLUSIVE = frozenset({401, 403, 404, 408, 429})  # statuses that the text does not override
+# Names of errors inside a stream, which has no status.
 _NAMES: dict[FailureKind, str] = {
     "overloaded": "overloaded_error overloaded unavailable",
     "rate": "rate_limit_error rate_limit_exceeded resource_exhausted",
@@ -52,7 +52,7 @@ _BY_NAME = {name: kind for kind, names in _NAMES.items() for name in names.split
 
 @dataclass(frozen=True, slots=True)
 class Scrub:
-    """Takes secrets out of a text that somebody else wrote, and makes it fit a log line."""
+    """Removes secrets from a text of a server, and shortens it to a log line."""
 
     secrets: tuple[str, ...] = ()
 
@@ -67,16 +67,16 @@ class Scrub:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A provider's own words about what is wrong."""
+    """The error in a provider's answer."""
 
     message: str
     names: tuple[str, ...] = ()  # type, code and status as words, in lower case
-    code: int | None = None  # a status, given as a number inside the body
-    wait_s: float | None = None  # given inside the body
+    code: int | None = None  # a status as a number in the body
+    wait_s: float | None = None  # from the body
 
 
 def read_refusal(body: object) -> Refusal:
-    """Finds the words in any shape that providers use: object, list of objects, or text."""
+    """Reads the error from an object, a list of objects, or text."""
     if isinstance(body, list) and body:
         body = body[0]
     if not isinstance(body, Mapping):
@@ -95,7 +95,7 @@ def read_refusal(body: object) -> Refusal:
 
 
 def _wait_s(details: object) -> float | None:
-    """Google writes `"retryDelay": "37.5s"` among the details of an error, and no header."""
+    """Reads `"retryDelay": "37.5s"` from the details of an error; Google sends it instead of a header."""
     for one in details if isinstance(details, list) else ():
         delay = one.get("retryDelay") if isinstance(one, Mapping) else None
         if isinstance(delay, str) and _SECONDS.fullmatch(delay):
@@ -108,10 +108,10 @@ def _words(*values: object) -> tuple[str, ...]:
 
 
 def kind_of(refusal: Refusal, status: int | None) -> FailureKind:
-    """What kind of failure it is; `status` is None for an error inside a stream."""
+    """Returns the kind of a failure; `status` is None for an error inside a stream."""
     words = " ".join((refusal.message, *refusal.names))
     status = status or refusal.code
-    if status not in _TELLING and _OVERFLOW.search(words):
+    if status not in _CONCLUSIVE and _OVERFLOW.search(words):
         return "context_overflow"
     if status == 429 and _is_spent(refusal, words):
         return "auth"
@@ -121,11 +121,12 @@ def kind_of(refusal: Refusal, status: int | None) -> FailureKind:
 
 
 def _is_spent(refusal: Refusal, words: str) -> bool:
-    """Whether paying would help. Google speaks of billing in any case, and says when to come back."""
+    """True if the account has no credit. Google mentions billing in every refusal, but then gives a
+    time to wait."""
     return refusal.wait_s is None and _SPENT.search(words) is not None
 
 
-def refused(
+def failure_of(
     provider: str,
     status: int,
     headers: Mapping[str, str],
@@ -134,39 +135,39 @@ def refused(
     scrub: Scrub,
     now: datetime,
 ) -> ModelFailed:
-    """The failure that an answer with an error status stands for."""
-    refusal = read_refusal(_parsed(body))
-    said = scrub(refusal.message)
+    """Returns the failure for an answer with an error status."""
+    refusal = read_refusal(_parse(body))
+    message = scrub(refusal.message)
     if 300 <= status < 400:
-        said = "it redirects, and redirects are not followed; set its final address as base_url"
-    detail = f"HTTP {status}: {said}" if said else f"HTTP {status} without an explanation"
+        message = "redirects are not followed; set the final address as base_url"
+    detail = f"HTTP {status}: {message}" if message else f"HTTP {status} without an explanation"
     kind, asked_s = kind_of(refusal, status), retry_after_s(headers, now)
     wait_s = refusal.wait_s if asked_s is None else asked_s
     return ModelFailed(provider, kind, detail, status=status, retry_after_s=wait_s)
 
 
-def _parsed(body: bytes) -> object:
+def _parse(body: bytes) -> object:
     try:
         parsed: object = from_json(body)
     except ValueError:
         text = body.decode("utf-8", "replace").strip()
-        return "" if text.startswith("<") else text  # a proxy's page tells an operator nothing
+        return "" if text.startswith("<") else text  # the HTML page of a proxy is of no use
     return parsed
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """How long the provider asks to wait: milliseconds, seconds or a date; None if it does not."""
+    """Returns the time to wait from the headers, as milliseconds, seconds or a date; None if absent."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, "")) * unit
         except ValueError:
             continue
         if isfinite(seconds):
-            return min(max(0.0, seconds), LONGEST_WAIT_S)
+            return min(max(0.0, seconds), MAX_WAIT_S)
     try:
         until = parsedate_to_datetime(headers.get("retry-after", ""))
     except (ValueError, OverflowError):
         return None
     if until.tzinfo is None:
         until = until.replace(tzinfo=now.tzinfo)
-    return min(max(0.0, (until - now).total_seconds()), LONGEST_WAIT_S)
+    return min(max(0.0, (until - now).total_seconds()), MAX_WAIT_S)

@@ -1,5 +1,4 @@
-"""What is known of models and providers by their names: prices, how much a model can read and write,
-whether it can think, presets."""
+"""Known facts about models and providers by name: prices, window sizes, output limits, thinking, presets."""
 
 import re
 import tomllib
@@ -37,7 +36,7 @@ _SUFFIX = re.compile(
 
 @lru_cache(maxsize=256)
 def context_window(model: str) -> int:
-    """Tokens that the model can read at once; 128000 if nothing is known of it."""
+    """Returns the context window of a model in tokens; DEFAULT_WINDOW if it is unknown."""
     name = _bare(model)
     for candidate in (name, _without_suffixes(name)):
         if candidate in _WINDOWS:
@@ -50,16 +49,16 @@ def context_window(model: str) -> int:
 
 @lru_cache(maxsize=256)
 def output_limit(model: str) -> int | None:
-    """The most tokens that this model writes in one reply; None where that is not known.
+    """Returns the most tokens of one reply of a model; None if unknown.
 
-    Only the very model counts, not its family: a wrong limit would refuse a right configuration.
+    Families do not count, because a wrong limit would refuse a valid configuration.
     """
     name = _bare(model)
     return _OUTPUTS.get(name) or _OUTPUTS.get(_without_suffixes(name))
 
 
 def _bare(model: str) -> str:
-    """Without the route in front (`openrouter/anthropic/claude-x`), in lower case."""
+    """Returns the name in lower case without its route (`openrouter/anthropic/claude-x`)."""
     return model.strip().lower().rpartition("/")[2]
 
 
@@ -70,9 +69,9 @@ def _without_suffixes(name: str) -> str:
 
 
 def _is_part(known: str, name: str) -> bool:
-    """Whether the known name stands in this one as whole words."""
+    """True if the name contains the known name as whole words."""
     whole = rf"(?<![a-z0-9]){re.escape(known)}(?![a-z0-9.])"
-    return known in name and re.search(whole, name) is not None  # to compile each takes a while
+    return known in name and re.search(whole, name) is not None  # `in` avoids slow compilations
 
 
 ThinkingBy = Literal["nothing", "reasoning_effort", "reasoning_enabled"]
@@ -80,19 +79,21 @@ ThinkingBy = Literal["nothing", "reasoning_effort", "reasoning_enabled"]
 
 @dataclass(frozen=True, slots=True)
 class Quirks:
-    """Where servers of one wire differ in what they accept."""
+    """Differences between servers of one wire."""
 
-    stream_usage: bool = True  # takes stream_options.include_usage
+    stream_usage: bool = True  # accepts stream_options.include_usage
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     thinking_by: ThinkingBy = "nothing"
-    foreign_signature: str | None = None  # for calls of another model, where each needs a signature
-    unknown_model: str = ""  # what an operator can do about a {model} that is not there
-    unreachable: str = ""  # and about a server that is not there
+    foreign_signature: str | None = (
+        None  # sent with calls of other models if a signature is required
+    )
+    unknown_model: str = ""  # advice to the operator about an unknown {model}
+    unreachable: str = ""  # advice to the operator about a server that cannot be reached
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderPreset:
-    """A provider that needs nothing but a key; `key_env` None: not even that."""
+    """A provider that needs only a key; `key_env` None: no key."""
 
     name: str
     wire: Wire
@@ -105,18 +106,18 @@ PRESETS = {
     name: ProviderPreset(name, **{**fields, "quirks": Quirks(**fields.get("quirks", {}))})
     for name, fields in _KNOWN["presets"].items()
 }
-# What a start without a configuration asks; ollama has whatever was pulled.
+# The models of a start without a configuration; ollama offers the models that were pulled.
 DEFAULT_MODELS: Mapping[str, str] = _KNOWN["default_models"]
 
 
 def quirks_of(definition: ProviderDef) -> Quirks:
-    """A preset's quirks stay with its name, also behind an address of the operator's own."""
+    """Returns the quirks of the preset of this name, also if the operator set another address."""
     preset = PRESETS.get(definition.name)
     return preset.quirks if preset and preset.wire == definition.wire else Quirks()
 
 
 def missing_key(definition: ProviderDef) -> str | None:
-    """The sentence to say when this provider cannot be asked without a key; None if it can."""
+    """Returns the problem if the provider needs a key and has none; else None."""
     preset = PRESETS.get(definition.name)
     if definition.api_key is not None or preset is None or preset.key_env is None:
         return None
@@ -128,10 +129,10 @@ def missing_key(definition: ProviderDef) -> str | None:
     )
 
 
-DEMO = "demo"  # in this process, so it costs nothing
-_MOST_UNKNOWN = 1000
+DEMO = "demo"  # runs in this process and costs nothing
+_MAX_UNKNOWN = 1000
 LISTED = frozenset({"anthropic", "openai", "gemini", "openrouter"})  # presets with a public table
-# A provider whose name contains none of these has public prices only by the address of its service.
+# A provider whose name has none of these can have public prices by its address only.
 _PRICED = re.compile(
     "amazon|anthropic|arcee|avian|aws|azure|baseten|bedrock|cerebras|cloudflare|cohere|copilot|cursor|"
     "databricks|deepseek|doubleword|elevenlabs|fireworks|gemini|google|groq|huggingface|meta|minimax|"
@@ -146,7 +147,7 @@ class PriceTable:
 
     def __init__(self, definitions: Mapping[str, ProviderDef]) -> None:
         self._definitions = definitions
-        self._unknown: set[tuple[str, str]] = set()  # looking for what is not there is slow
+        self._unknown: set[tuple[str, str]] = set()  # a cache, because a failed search is slow
 
     def cost(
         self, provider: str, model: str, usage: Usage, at: datetime
@@ -162,20 +163,20 @@ class PriceTable:
             return round(money * NANO / 1_000_000), "config"
         public = _public(definition, model, usage, at) if may_be_priced(definition) else None
         if public is None:
-            if len(self._unknown) < _MOST_UNKNOWN:
+            if len(self._unknown) < _MAX_UNKNOWN:
                 self._unknown.add((provider, model))
             return None
         return round(public * NANO), "table"
 
     def warm(self) -> None:
-        """Loads the table, which takes a moment: call it in a thread, before it is needed. It takes
-        megabytes, and models on this machine have no public price."""
+        """Loads the public table if a provider may need it. It is slow and takes megabytes: call it in a
+        thread, early."""
         if any(map(may_be_priced, self._definitions.values())):
             _listed("gpt-4o", Usage(1), provider_id="openai")
 
 
 def may_be_priced(definition: ProviderDef) -> bool:
-    """Whether the public table has to be asked: not for an unknown name at an address like localhost."""
+    """True unless the provider has an unknown name and the address localhost or an IP address."""
     if _PRICED.search(definition.name):
         return True
     host = urlsplit(definition.base_url).hostname or ""
@@ -183,7 +184,7 @@ def may_be_priced(definition: ProviderDef) -> bool:
 
 
 def is_priced(definition: ProviderDef, model: str, now: datetime) -> bool:
-    """Whether calls of a model can be counted in money; a price of 0 is one."""
+    """True if the model has a price, which may be 0."""
     table = PriceTable({definition.name: definition})
     return table.cost(definition.name, model, Usage(1, 1), now) is not None
 
@@ -197,8 +198,8 @@ def _public(definition: ProviderDef, model: str, usage: Usage, at: datetime) -> 
 
 
 def _listed(model: str, usage: Usage, **where: Any) -> Decimal | None:
-    """By the public table; None for a model that is not in it."""
-    import genai_prices  # noqa: PLC0415  # it takes as long to import as all of a start
+    """Returns the price from the public table; None for an unknown model."""
+    import genai_prices  # noqa: PLC0415  # its import takes as long as a whole start
 
     cached = min(usage.cached_tokens, usage.input_tokens)
     counts = genai_prices.Usage(
@@ -213,7 +214,7 @@ def _listed(model: str, usage: Usage, **where: Any) -> Decimal | None:
 
 
 def is_listed(definition: ProviderDef, model: str) -> bool | None:
-    """Whether the public table of a preset knows the model; None where there is no such table."""
+    """True if the public table of a preset has the model; None if the provider has no public table."""
     preset = PRESETS.get(definition.name)
     is_own = preset is None or definition.base_url.rstrip("/") != preset.base_url
     if is_own or definition.name not in LISTED:
@@ -222,7 +223,7 @@ def is_listed(definition: ProviderDef, model: str) -> bool | None:
     return found is not None or model in definition.prices
 
 
-LEAST_THINKING = 1024  # tokens of a reply that are thinking, where it has a budget
+MIN_THINKING = 1024  # tokens, of a thinking budget
 REASONING_FAMILIES = ("o1", "o3", "o4", "gpt-5", "gpt-6", "gemini-2.5", "gemini-3")
 CANNOT_THINK = re.compile(r"claude-(?:2|instant|3-(?:5|opus|sonnet|haiku))")
 THINKS_BY_BUDGET = re.compile(
@@ -231,16 +232,15 @@ THINKS_BY_BUDGET = re.compile(
 
 
 def why_no_thinking(provider: str, wire: Wire | None, model: str, max_tokens: int) -> str | None:
-    """The reason, where asking to think would change nothing; None where it is asked. `wire` None:
-    the demo."""
+    """Returns why a thinking request would have no effect; None if it has one. `wire` None: the demo."""
     if wire is None:
         return "the demo cannot think"
     if wire == "openai":
         return _why_not_on_chat(provider, model)
     if CANNOT_THINK.search(model):
         return f"{model} cannot think"
-    if THINKS_BY_BUDGET.search(model) and max_tokens <= LEAST_THINKING:
-        return f"{model} only thinks with max_tokens above {LEAST_THINKING}"
+    if THINKS_BY_BUDGET.search(model) and max_tokens <= MIN_THINKING:
+        return f"{model} only thinks with max_tokens above {MIN_THINKING}"
     return None
 
 
@@ -248,7 +248,7 @@ def _why_not_on_chat(provider: str, model: str) -> str | None:
     preset = PRESETS.get(provider)
     by = preset.quirks.thinking_by if preset and preset.wire == "openai" else "nothing"
     if by == "nothing":
-        return f"it is not known how {provider} is asked to think"
+        return f"{provider} has no known way to request thinking"
     if by == "reasoning_effort" and not model.startswith(REASONING_FAMILIES):
         return f"{model} is not known to think"
     return None

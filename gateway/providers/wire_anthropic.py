@@ -1,4 +1,4 @@
-"""The messages wire: a request as bytes, and an answer's events in order."""
+"""The messages wire: encodes requests and reads the events of an answer."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -8,7 +8,7 @@ from pydantic_core import from_json
 
 from gateway.domain.messages import Message, ToolCall, Usage
 from gateway.domain.model import FinishReason, ModelRequest
-from gateway.providers.prices import CANNOT_THINK, LEAST_THINKING, THINKS_BY_BUDGET
+from gateway.providers.prices import CANNOT_THINK, MIN_THINKING, THINKS_BY_BUDGET
 from gateway.providers.wire import (
     PART_COST,
     CallDraft,
@@ -16,14 +16,14 @@ from gateway.providers.wire import (
     WireEncoder,
     as_text,
     count_in,
+    encode_tools,
     json_bytes,
     parsed_object,
     sendable_name,
-    tools_of,
 )
 
 VERSION = "2023-06-01"
-_NO_TEXT = "(no text)"  # the wire refuses a message of nothing but white space
+_NO_TEXT = "(no text)"  # the wire refuses a message of white space
 
 
 class AnthropicEncoder(WireEncoder):
@@ -39,7 +39,7 @@ class AnthropicEncoder(WireEncoder):
 
     def body(self, request: ModelRequest) -> bytes:
         key, role = f"anthropic:{self._provider}", b""
-        said = [self.head(request)]
+        parts = [self.head(request)]
         for message in request.messages:
             piece = message.kept.get(key)
             if piece is None:
@@ -47,13 +47,13 @@ class AnthropicEncoder(WireEncoder):
             if not piece:
                 continue
             now = b"assistant" if message.role == "assistant" else b"user"
-            if now == role:  # neighbours of one role become one message
-                said.append(b",")
+            if now == role:  # successive messages of one role become one message
+                parts.append(b",")
             else:
-                said += (b"]}," if role else b"", b'{"role":"', now, b'","content":[')
+                parts += (b"]}," if role else b"", b'{"role":"', now, b'","content":[')
             role = now
-            said.append(piece)
-        return b"".join(said) + (b"]}]}" if role else b"]}")
+            parts.append(piece)
+        return b"".join(parts) + (b"]}]}" if role else b"]}")
 
     def encode_head(self, request: ModelRequest) -> bytes:
         fields: dict[str, Any] = {
@@ -63,12 +63,12 @@ class AnthropicEncoder(WireEncoder):
         }
         if thinking := thinking_of(request):
             fields["thinking"] = thinking
-        elif request.temperature is not None:  # the wire takes only one of the two
+        elif request.temperature is not None:  # the wire refuses both together
             fields["temperature"] = request.temperature
         if request.system:
             fields["system"] = request.system
         if request.tools:
-            fields["tools"] = tools_of(request, "input_schema")
+            fields["tools"] = encode_tools(request, "input_schema")
         return json_bytes(fields)[:-1] + b',"messages":['
 
     def _plain(self, message: Message) -> list[dict[str, Any]]:
@@ -82,26 +82,26 @@ class AnthropicEncoder(WireEncoder):
         if message.role == "user":
             return [_text(message.text if message.text.strip() else _NO_TEXT)]
         if message.extras is not None and message.extras.provider == self._provider:
-            return _as_it_came(message, from_json(message.extras.json)["layout"])
-        return _said(message)
+            return _original_blocks(message, from_json(message.extras.json)["layout"])
+        return _blocks(message)
 
 
 def thinking_of(request: ModelRequest) -> dict[str, Any] | None:
-    """How this model is asked to think: by itself, within a budget, or not at all."""
+    """Returns the thinking parameter for a model: adaptive, a budget, or None."""
     if not request.thinking or CANNOT_THINK.search(request.model):
         return None
     if not THINKS_BY_BUDGET.search(request.model):
-        return {"type": "adaptive", "display": "summarized"}  # newer models hide it otherwise
-    if request.max_tokens <= LEAST_THINKING:
+        return {"type": "adaptive", "display": "summarized"}  # by default newer models hide it
+    if request.max_tokens <= MIN_THINKING:
         return None
-    return {"type": "enabled", "budget_tokens": max(LEAST_THINKING, request.max_tokens // 2)}
+    return {"type": "enabled", "budget_tokens": max(MIN_THINKING, request.max_tokens // 2)}
 
 
-def _said(message: Message) -> list[dict[str, Any]]:
+def _blocks(message: Message) -> list[dict[str, Any]]:
     blocks = [_text(message.text)] if message.text.strip() else []
     for call in message.tool_calls:
         given = parsed_object(call.arguments)
-        if given is None:  # the wire insists on an object, also where the model wrote nonsense
+        if given is None:  # the wire requires an object, also for invalid arguments
             given = {"invalid_arguments": call.arguments}
         name = sendable_name(call.name)
         blocks.append({"type": "tool_use", "id": call.id, "name": name, "input": given})
@@ -112,14 +112,15 @@ def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _as_it_came(message: Message, layout: list[Any]) -> list[dict[str, Any]]:
-    """The reply in its own order: an opaque block as it is, a number for so many characters of
-    the text, None for the next call. Where the message was changed since, opaque blocks lead."""
+def _original_blocks(message: Message, layout: list[Any]) -> list[dict[str, Any]]:
+    """Restores the block order of a reply. An item of the layout is an opaque block, a number of
+    characters of the text, or None for the next call. If the message was changed since, opaque blocks come
+    first."""
     opaque = [item for item in layout if isinstance(item, dict)]
     lengths = sum(item for item in layout if isinstance(item, int))
     if lengths != len(message.text) or layout.count(None) != len(message.tool_calls):
-        return opaque + _said(message)
-    calls = iter([block for block in _said(message) if block["type"] == "tool_use"])
+        return opaque + _blocks(message)
+    calls = iter([block for block in _blocks(message) if block["type"] == "tool_use"])
     blocks: list[dict[str, Any]] = []
     start = 0
     for item in layout:
@@ -148,18 +149,34 @@ _INPUT = "partial_json"
 
 
 class _Block:
-    """A content block of which more may come."""
+    """A content block that is still arriving."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self.raw = raw
         self.type = raw.get("type")
         self.length = 0  # characters of text
-        self.pieces: dict[str, list[str]] = {}  # of what only the provider can read, by field
+        self.pieces: dict[str, list[str]] = {}  # opaque fields, by name
         self.draft: CallDraft | None = None
+
+    def layout(self) -> int | dict[str, Any] | None:
+        """Returns the item of the layout: a length of text, None for a call, or the opaque block."""
+        if self.type == "text":
+            return self.length
+        if self.draft is not None:
+            return None
+        raw = dict(self.raw)
+        for key, pieces in self.pieces.items():
+            text = "".join(pieces)
+            if key != _INPUT:
+                raw[key] = f"{raw.get(key) or ''}{text}"
+            elif text:
+                with suppress(ValueError):
+                    raw["input"] = from_json(text)
+        return raw
 
 
 class AnthropicReader(ReplyReader):
-    """Complete with `message_stop`, or when the bytes end after a stop reason."""
+    """Reads a reply, which is complete after `message_stop`, or if the bytes end after a stop reason."""
 
     finish_at_end = "stop"
 
@@ -183,7 +200,7 @@ class AnthropicReader(ReplyReader):
             case "message_stop":
                 self.has_ended = True
                 self.finish = self.finish or "stop"
-            case _:  # `ping`, `content_block_stop`, and events that nobody has invented yet
+            case _:  # `ping`, `content_block_stop` and unknown events
                 pass
 
     def read_body(self, body: dict[str, Any]) -> None:
@@ -205,18 +222,15 @@ class AnthropicReader(ReplyReader):
         if block.type == "text":
             self._add_text(block, raw.get("text") or "")
         elif block.type == "tool_use":
-            self._begin_call(block)
+            block.draft = self.begin_call(as_text(raw.get("id") or ""))
+            self.add(block.draft, raw.get("name") or "")
+            if given := raw.get("input"):  # complete at once, without deltas
+                self.add(block.draft, "", json_bytes(given).decode())
+            self.grow(len(block.draft.id))
         elif block.type == "thinking" and raw.get("thinking"):
             self.add_thinking(raw["thinking"])
         else:
             self.grow(len(json_bytes(raw)))
-
-    def _begin_call(self, block: _Block) -> None:
-        block.draft = self.begin_call(as_text(block.raw.get("id") or ""))
-        self.add(block.draft, block.raw.get("name") or "")
-        if given := block.raw.get("input"):  # all at once, where no deltas follow
-            self.add(block.draft, "", json_bytes(given).decode())
-        self.grow(len(block.draft.id))
 
     def _read_delta(self, block: _Block, delta: dict[str, Any]) -> None:
         match delta.get("type"):
@@ -228,9 +242,12 @@ class AnthropicReader(ReplyReader):
                 self.add_thinking(delta["thinking"])
                 block.pieces.setdefault("thinking", []).append(delta["thinking"])
             case "citations_delta":
-                pass  # the text says it without them
+                pass  # not shown
             case _:
-                self._read_opaque(block, delta)
+                for key, value in delta.items():
+                    if key != "type" and isinstance(value, str):
+                        self.grow(len(value))
+                        block.pieces.setdefault(key, []).append(value)
 
     def _add_text(self, block: _Block, text: str) -> None:
         self.add_text(text)
@@ -243,14 +260,8 @@ class AnthropicReader(ReplyReader):
         else:
             self.add(block.draft, "", piece)
 
-    def _read_opaque(self, block: _Block, delta: dict[str, Any]) -> None:
-        for key, value in delta.items():
-            if key != "type" and isinstance(value, str):
-                self.grow(len(value))
-                block.pieces.setdefault(key, []).append(value)
-
     def _read_usage(self, usage: dict[str, Any] | None) -> None:
-        """Later numbers are cumulative: they replace earlier ones."""
+        """Updates the usage; the counts are cumulative."""
         if usage:
             self._usage.update({key: count for key, count in usage.items() if count is not None})
             self.count(self.usage())
@@ -269,26 +280,6 @@ class AnthropicReader(ReplyReader):
         )
 
     def extras(self, calls: tuple[ToolCall, ...]) -> object:
-        """How the blocks followed each other, if there are some that only the provider can read."""
-        layout: list[object] = []
-        for block in self._order:
-            if block.type == "text":
-                layout.append(block.length)
-            elif block.draft is not None:
-                layout.append(None)
-            else:
-                layout.append(_whole_raw(block))
-        is_plain = all(item is None or isinstance(item, int) for item in layout)
-        return None if is_plain else {"layout": layout}
-
-
-def _whole_raw(block: _Block) -> dict[str, Any]:
-    raw = dict(block.raw)
-    for key, pieces in block.pieces.items():
-        said = "".join(pieces)
-        if key != _INPUT:
-            raw[key] = f"{raw.get(key) or ''}{said}"
-        elif said:
-            with suppress(ValueError):
-                raw["input"] = from_json(said)
-    return raw
+        """Returns the order of the blocks if some of them are opaque."""
+        layout = [block.layout() for block in self._order]
+        return {"layout": layout} if any(isinstance(item, dict) for item in layout) else None

@@ -1,4 +1,4 @@
-"""The chat completions wire: a request as bytes, and an answer's chunks with all that servers do to them."""
+"""The chat completions wire: encodes requests and reads answers, with the differences between servers."""
 
 import re
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from gateway.providers.wire import (
     as_text,
     cost,
     count_in,
+    encode_tools,
     json_bytes,
     parsed_object,
     sendable_name,
-    tools_of,
 )
 
 
@@ -38,7 +38,7 @@ class OpenAiEncoder(WireEncoder):
         return headers | ({"authorization": f"Bearer {api_key}"} if api_key else {})
 
     def body(self, request: ModelRequest) -> bytes:
-        # Gemini 3 refuses calls without a signature, so those of other models get one that says so.
+        # Gemini 3 refuses calls without a signature, so calls of other models get a dummy signature.
         signature = self._quirks.foreign_signature if "gemini-3" in request.model else None
         key = f"openai:{self._provider}" + (":signed" if signature else "")
         messages = []
@@ -51,7 +51,7 @@ class OpenAiEncoder(WireEncoder):
         return head + (b"," if request.system and messages else b"") + b",".join(messages) + b"]}"
 
     def adapt(self, refusal: str) -> bool:
-        """Whether the server's words tell a quirk that was not known yet; it is kept from now on."""
+        """Learns a quirk from a server's refusal. Returns True if it is new."""
         quirks = self._quirks
         if "stream_options" in refusal and quirks.stream_usage:
             quirks = replace(quirks, stream_usage=False)
@@ -81,7 +81,7 @@ class OpenAiEncoder(WireEncoder):
         if request.thinking:
             fields |= _thinking(quirks, request.model)
         if request.tools:
-            functions = tools_of(request, "parameters")
+            functions = encode_tools(request, "parameters")
             fields["tools"] = [{"type": "function", "function": one} for one in functions]
         head = json_bytes(fields)[:-1] + b',"messages":['
         if request.system:
@@ -101,7 +101,7 @@ class OpenAiEncoder(WireEncoder):
         if message.tool_calls:
             plain["content"] = message.text or None
             plain["tool_calls"] = calls = _calls(message, extras.get("calls", {}))
-            if signature:  # calls made side by side have one together, at the first of them
+            if signature:  # parallel calls have one signature, at the first of them
                 calls[0].setdefault("extra_content", {"google": {"thought_signature": signature}})
         if details := extras.get("reasoning_details"):
             plain["reasoning_details"] = details
@@ -109,7 +109,7 @@ class OpenAiEncoder(WireEncoder):
 
 
 def _thinking(quirks: Quirks, model: str) -> dict[str, Any]:
-    """Asks for thinking only where the server is known to take the field."""
+    """Returns the field that enables thinking; empty unless the server is known to accept one."""
     if quirks.thinking_by == "reasoning_enabled":
         return {"reasoning": {"enabled": True}}
     if quirks.thinking_by == "reasoning_effort" and model.startswith(REASONING_FAMILIES):
@@ -122,7 +122,7 @@ def _calls(message: Message, extras: Mapping[str, Any]) -> list[dict[str, Any]]:
     for call in message.tool_calls:
         arguments = call.arguments
         if parsed_object(arguments) is None:
-            # Servers that render a template parse the arguments: what a model got wrong is wrapped.
+            # Servers that render templates parse the arguments, so invalid JSON is wrapped.
             arguments = json_bytes({"invalid_arguments": arguments}).decode()
         plain: dict[str, Any] = {
             "id": call.id,
@@ -147,26 +147,27 @@ _FINISH: dict[str, FinishReason] = {
 
 
 class OpenAiReader(ReplyReader):
-    """Complete once a finish reason came; yet read on to `[DONE]`, for usage and more may follow."""
+    """Reads a reply, which is complete after a finish reason. Reads on to `[DONE]`, because usage may
+    follow."""
 
     def prepare(self) -> None:
         self._by_index: dict[int, CallDraft] = {}
         self._details: list[dict[str, Any]] = []  # OpenRouter's opaque reasoning
         self._usage: object = None
-        self._guesses = 3  # at what stands around the text of an event
+        self._guesses = 3  # attempts to find `around_text`
 
     def read_event(self, chunk: dict[str, Any], data: bytes) -> None:
         self.reply_id = self.reply_id or str(chunk.get("id") or "")
         if usage := chunk.get("usage"):
-            self._usage = usage  # cumulative where it comes often: the last one counts
+            self._usage = usage  # cumulative, so the last one counts
         for choice in chunk.get("choices") or ():
-            if not choice.get("index"):  # one answer was asked for
+            if not choice.get("index"):  # the request asks for one choice
                 self._read_choice(choice, chunk, data)
 
     def _read_choice(self, choice: dict[str, Any], chunk: dict[str, Any], data: bytes) -> None:
         delta = choice.get("delta") or choice.get("message") or {}
         content = delta.get("content")
-        if len(delta) == 1 and type(content) is str:  # what nearly all are
+        if len(delta) == 1 and type(content) is str:  # the usual delta
             self.progress.size += len(content.encode())
             self.texts.append(content)
             if self._guesses:
@@ -176,18 +177,18 @@ class OpenAiReader(ReplyReader):
             self._read_delta(delta)
         if reason := choice.get("finish_reason"):
             if reason == "error":
-                raise self.failed("server", "the provider gave up in the middle of its reply")
+                raise self.failure("server", "the provider ended the reply with an error")
             self.finish = _FINISH.get(reason, "stop")
 
     def read_body(self, body: dict[str, Any]) -> None:
         self.read_event(body, b"")
         if body.get("choices"):
-            self.finish = self.finish or "stop"  # one JSON object is complete in itself
+            self.finish = self.finish or "stop"  # a JSON object is always complete
 
     def _read_delta(self, delta: dict[str, Any]) -> None:
         thought = delta.get("reasoning") or delta.get("reasoning_content")
         if details := delta.get("reasoning_details"):
-            self._read_details(details, is_heard=bool(thought))
+            self._read_details(details, is_emitted=bool(thought))
         if thought:
             self.add_thinking(thought)
         content = delta.get("content")
@@ -202,7 +203,7 @@ class OpenAiReader(ReplyReader):
             self._read_call(call)
 
     def _read_parts(self, parts: list[dict[str, Any]]) -> None:
-        """Content as a list: text, and thinking that holds text again."""
+        """Reads content that is a list of text and thinking; thinking can be a list of texts."""
         for part in parts:
             if text := part.get("text"):
                 self.add_text(text)
@@ -212,13 +213,13 @@ class OpenAiReader(ReplyReader):
             for piece in thinking if isinstance(thinking, list) else ():
                 self.add_thinking(piece.get("text") or "")
 
-    def _read_details(self, details: list[dict[str, Any]], *, is_heard: bool) -> None:
-        """Pieces of one block are put together again; its text is heard only if nobody said it."""
+    def _read_details(self, details: list[dict[str, Any]], *, is_emitted: bool) -> None:
+        """Joins the pieces of a reasoning block. Its text is thinking unless `is_emitted`."""
         for detail in details:
-            words = detail.get("text") or detail.get("summary") or ""
-            self.grow(len(words) + len(detail.get("data") or ""))
-            if words and not is_heard:
-                self.add_thinking(words)
+            text = detail.get("text") or detail.get("summary") or ""
+            self.grow(len(text) + len(detail.get("data") or ""))
+            if text and not is_emitted:
+                self.add_thinking(text)
             last = self._details[-1] if self._details else {}
             place = detail.get("type"), detail.get("index")
             if place[1] is not None and place == (last.get("type"), last.get("index")):
@@ -240,7 +241,7 @@ class OpenAiReader(ReplyReader):
         draft.extra = call.get("extra_content") or draft.extra
 
     def _draft(self, index: int | None, id: str, name: str, *, begins: bool) -> CallDraft:
-        """The draft that a piece belongs to; a new one if it begins another call."""
+        """Returns the draft of a piece; a new one if the piece begins another call."""
         calls = self.calls
         if index is None:
             known = next((draft for draft in calls if id and draft.id == id), None)
@@ -286,8 +287,8 @@ _CONTENT = re.compile(rb'"content": ?"')
 
 
 def _around_text(chunk: dict[str, Any], data: bytes) -> tuple[bytes, bytes] | None:
-    """What stands before and behind the text in this event, if the event says nothing else; None
-    where that is not certain."""
+    """Returns the bytes before and after the text of an event; None if the event may hold anything
+    else."""
     found = _CONTENT.search(data)
     begin = found.end() if found else 0
     head, tail = data[:begin], data[data.find(b'"', begin) :]
@@ -305,7 +306,7 @@ def _around_text(chunk: dict[str, Any], data: bytes) -> tuple[bytes, bytes] | No
 
 
 def _begins_another(current: CallDraft, id: str, name: str, *, begins: bool) -> bool:
-    """Whether a piece with a name is a call of its own rather than more of the current one."""
+    """True if a piece with a name begins another call."""
     if id and current.id:
         return id != current.id
     if not current.name:

@@ -200,7 +200,7 @@ def _with_parent(rows: Sequence[Row], tx: Transaction) -> list[Node]:
 
 
 def _node(tx: Transaction, key: SessionKey, node_id: str) -> Node | None:
-    if not (session := tx.value("session", {"key": key}, "id", 0)):
+    if not (session := tx.session_id(key)):
         return None
     places = places_of(session)
     row = tx.first("node", {"id": node_id, "standing <": _ERASED, **places})
@@ -215,7 +215,7 @@ def _tree(
     tx: Transaction, key: SessionKey, *, limit: int, archived: bool = False
 ) -> Sequence[Node]:
     """Returns the newest `limit` nodes, oldest first."""
-    if not (session := tx.value("session", {"key": key}, "id", 0)):
+    if not (session := tx.session_id(key)):
         return []
     terms = {**places_of(session), "standing <=": int(archived)}
     rows = tx.find("node", terms, _SHAPE, order="-place", limit=limit)

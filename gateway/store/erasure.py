@@ -23,10 +23,9 @@ def _shown(session: int) -> Terms:
 
 
 def count_session(tx: Transaction, key: SessionKey, what: Erasure) -> Erased:
-    session = tx.first("session", {"key": key}, "id")
-    if session is None:
+    if not (session := tx.session_id(key)):
         raise NotFound(f"session {key}")
-    return Erased(tx.count("node", _shown(session["id"])), facts.count_of(tx, what))
+    return Erased(tx.count("node", _shown(session)), facts.count_of(tx, what))
 
 
 def erase_session(tx: WriteTransaction, key: SessionKey, what: Erasure, now: datetime) -> Erased:

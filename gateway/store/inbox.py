@@ -53,7 +53,7 @@ def free_notices(
 ) -> list[Row]:
     """Returns the notices that a run may claim or has claimed."""
     rows = tx.find("notice", {"agent": key.agent, "person": person}, order="id")
-    session = tx.value("session", {"key": key}, "id", 0) if rows else 0
+    session = tx.session_id(key) if rows else 0
     return [
         row
         for row in rows
@@ -199,9 +199,7 @@ def _earlier(entry: NewEntry, tx: Transaction) -> Accepted | None:
 
 
 def begin_attempt(tx: Transaction, run_id: RunId) -> int:
-    row = tx.first("run", {"run_id": run_id}, "attempts finished_at")
-    if row is None:
-        raise NotFound(f"run {run_id}")
+    row = tx.require("run", {"run_id": run_id}, "attempts finished_at", f"run {run_id}")
     if row["finished_at"] is not None:
         raise Conflict(f"run {run_id} has ended")
     attempts: int = row["attempts"] + 1
@@ -262,10 +260,8 @@ def _require_open(ending: Ending, session: SessionRow, tx: Transaction) -> None:
 
 def _is_open(run_id: RunId, session: SessionRow, tx: Transaction) -> bool:
     """True if the run has not ended. Raises NotFound if the session has no such run."""
-    row = tx.first("run", {"run_id": run_id, "session": session.id}, "finished_at")
-    if row is None:
-        raise NotFound(f"run {run_id}")
-    return row["finished_at"] is None
+    terms = {"run_id": run_id, "session": session.id}
+    return tx.require("run", terms, "finished_at", f"run {run_id}")["finished_at"] is None
 
 
 # --- reading -------------------------------------------------------------------------------------

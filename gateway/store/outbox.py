@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
-from gateway.domain.errors import Conflict, NotFound
+from gateway.domain.errors import Conflict
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState
@@ -77,10 +77,7 @@ def find_delivery(tx: Transaction, delivery_id: str) -> Delivery | None:
 
 
 def _require(tx: Transaction, delivery_id: str) -> Row:
-    row = tx.first("delivery", {"delivery_id": delivery_id})
-    if row is None:
-        raise NotFound(f"delivery {delivery_id}")
-    return row
+    return tx.require("delivery", {"delivery_id": delivery_id}, "", f"delivery {delivery_id}")
 
 
 def _sending(
@@ -147,10 +144,8 @@ def _strand(tx: Transaction, accounts: Collection[tuple[str, str]], *, at: datet
 
 
 def _dead_letter(tx: Transaction, delivery_id: str) -> Row:
-    row = tx.first("delivery", {"delivery_id": delivery_id, "state": _DEAD})
-    if row is None:
-        raise NotFound(f"dead letter {delivery_id}")
-    return row
+    terms = {"delivery_id": delivery_id, "state": _DEAD}
+    return tx.require("delivery", terms, "", f"dead letter {delivery_id}")
 
 
 def _resubmit(tx: Transaction, delivery_id: str, *, now: datetime) -> None:

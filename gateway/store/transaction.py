@@ -27,7 +27,7 @@ Values = Mapping[str, object]  # new values of columns; `name +` adds to the old
 
 _KNOWN = 4096  # sessions, about 0.5 kB each
 _SET_BACK_US = 60_000_000
-_MOST_MARKS = 500  # in one term; more values are one JSON text
+_MOST_MARKS = 500  # in one term; more values, numbers or texts, are one JSON text
 
 # A node's place combines the number of its session with its own number: consecutive nodes are
 # adjacent on disk, and each step along a path is one lookup by row id.
@@ -135,6 +135,12 @@ class Transaction:
         rows = self.find(table, terms, columns, order=order, limit=1)
         return rows[0] if rows else None
 
+    def require(self, table: str, terms: Terms, columns: str, what: str) -> Row:
+        """Returns the first row. Raises NotFound."""
+        if (row := self.first(table, terms, columns)) is None:
+            raise NotFound(what)
+        return row
+
     def value(self, table: str, terms: Terms, column: str, default: T, *, order: str = "") -> T:
         """Returns the column of the first row; `default` if there is no row."""
         rows = self.find(table, terms, column, order=order, limit=1)
@@ -223,6 +229,10 @@ class Transaction:
             is_forked=len(forks) > 1,
         )
         return self._remember(key, found)
+
+    def session_id(self, key: SessionKey) -> int:
+        """Returns the number of a session; 0 if there is none."""
+        return self.value("session", {"key": key}, "id", 0)
 
     def make_session(self, key: SessionKey, at: int) -> SessionRow:
         """Makes the row of a key that `session` does not find."""

@@ -301,7 +301,7 @@ def _load_session(key: SessionKey, ids: Sequence[str | None], tx: Transaction) -
     """Reads the rows that a search needs, if the tables are on a server."""
     if tx.is_whole:
         return
-    session = tx.value("session", {"key": key}, "id", 0)
+    session = tx.session_id(key)
     for id_ in filter(None, ids):
         tx.first("node", {"id": id_}, "place")
     tx.find("forgotten", {}, limit=1)
@@ -517,7 +517,7 @@ def _next_queued(tx: Transaction, key: SessionKey, *, limit: int) -> SaidPage:
 
 
 def _page(tx: Transaction, key: SessionKey, after: int, limit: int) -> SaidPage:
-    session = tx.value("session", {"key": key}, "id", 0)
+    session = tx.session_id(key)
     if not session or limit < 1:
         return SaidPage()
     first, last = place_of(session, after), place_of(session, after + limit)

@@ -1,7 +1,7 @@
 """RunControl: a message can be withdrawn until the run has taken it; a run that has ended takes none."""
 
 from gateway.agent.driver import RunControl, drop_said
-from gateway.agent.effects import Steered, StopRequested
+from gateway.agent.effects import Steered
 from gateway.domain.ids import RunId
 
 ONE, TWO = Steered(RunId("r1"), "one"), Steered(RunId("r2"), "two")
@@ -34,15 +34,6 @@ def test_a_run_that_has_ended_takes_nothing_and_forgets_nothing() -> None:
 
     assert not control.steer(ONE)
     assert not control.withdraw(ONE.run_id)
-
-
-def test_a_request_before_the_run_begins_is_there_when_it_does() -> None:
-    control = RunControl()
-
-    control.stop("cancelled", at_once=False)
-    control.steer(ONE)
-
-    assert list(control.requests) == [StopRequested("cancelled", at_once=False), ONE]
 
 
 def test_the_run_is_woken_each_time_until_it_is_over() -> None:

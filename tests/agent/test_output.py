@@ -6,7 +6,7 @@ import pytest
 
 from gateway.agent.effects import Finish
 from gateway.agent.output import TAKEN_AWAY
-from gateway.control.notices import MOST_NOTICES as MOST_WAITING
+from gateway.control.notices import MAX_NOTICES as MOST_WAITING
 from gateway.domain.agents import Limits
 from gateway.domain.messages import Message
 from tests.agent.paper import SHIPPED, Paper, call, tree

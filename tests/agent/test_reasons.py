@@ -32,12 +32,15 @@ def test_every_event_of_a_limit_is_one_that_is_known() -> None:
     ("reason", "text"),
     [
         ("max_iterations", "Maximum iterations reached. Saving partial response."),
-        ("no_progress", "No progress detected - same action attempted 3 times."),
+        ("no_progress", "No progress detected - same action attempted 5 times."),
+        ("error_limit", "Tool calls failed in 2 turns in a row. Saving partial response."),
         ("cancelled", "Cancelled by user"),
     ],
 )
-def test_the_words_that_were_agreed_are_used(reason: DoneReason, text: str) -> None:
-    assert stop_text(reason, Limits()) == text
+def test_the_agreed_words_name_the_configured_limit(reason: DoneReason, text: str) -> None:
+    limits = Limits(no_progress_repeats=5, error_limit=2)
+
+    assert stop_text(reason, limits) == text
 
 
 @pytest.mark.requirement("S-001-System-05")
@@ -48,13 +51,6 @@ def test_numbers_are_written_out(current: int, most: int) -> None:
     said = text.format(current=current, limit=most)
 
     assert said == f"Approaching iteration limit ({current}/{most}). Consider wrapping up."
-
-
-def test_words_name_the_configured_limit() -> None:
-    limits = Limits(no_progress_repeats=5, error_limit=2)
-
-    assert stop_text("no_progress", limits).endswith("same action attempted 5 times.")
-    assert "in 2 turns in a row" in stop_text("error_limit", limits)
 
 
 @pytest.mark.parametrize(

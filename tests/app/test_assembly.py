@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from gateway.app.assembly import assembled
+from gateway.app.assembly import open_gateway
 from gateway.app.generation import soul_paths, web_settings
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.codec import decode_strictly
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
@@ -52,7 +52,7 @@ def read(folder: Path, text: str = TOML) -> GatewayConfig:
     (folder / "soul.md").write_text("I am another.", encoding="utf-8")
     path = folder / "config.toml"
     path.write_text(text.format(folder=folder), encoding="utf-8")
-    return load(path, environment={}, home=folder, cwd=folder, known=known())
+    return load(path, environment={}, home=folder, cwd=folder, known=known_names())
 
 
 @pytest.mark.requirement("S-003-Config-01", "S-003-Config-02")
@@ -105,7 +105,7 @@ async def test_the_rooms_are_assembled_and_taken_down_twice_on_the_same_data(
 ) -> None:
     config = await to_thread.run_sync(read, tmp_path)
     for _ in range(2):
-        async with assembled(config, version="1") as rooms:
+        async with open_gateway(config, version="1") as rooms:
             soul = rooms.front.souls.by_agent.get(config.agents[1].id)
             assert soul is not None
             assert soul.content == "I am another."

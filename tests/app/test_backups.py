@@ -143,7 +143,7 @@ class Full(PartOfAudit):
 async def test_an_archive_of_a_store_that_takes_no_more_is_said_to_be_whole(tmp_path: Path) -> None:
     async with open_store("embedded", tmp_path / "data", clock=FakeClock()) as stores:
         maker = BackupMaker(replace(stores, audit=Full()), FakeClock(), anyio.Lock())
-        with pytest.raises(BackupRefused, match=r"is whole, .* in the audit: the disk is full"):
+        with pytest.raises(BackupRefused, match=r"is intact, .* record it: the disk is full"):
             await maker.create(of(tmp_path / "data"), tmp_path / "a.zip", with_secrets=False, by="")
 
     assert (await to_thread.run_sync(verify, tmp_path / "a.zip")).manifest.store.accepted == 0

@@ -13,7 +13,7 @@ from anyio import to_thread
 from gateway.app.backups import BackupMaker, restore, verify
 from gateway.app.copying import copy_store
 from gateway.app.shared import open_stores
-from gateway.app.shared_store import claimed, connection_to
+from gateway.app.shared_store import claim_store, connection_to
 from gateway.config.values import GatewayConfig, GatewaySettings, StoreSettings
 from gateway.domain.backups import CopiedTable, CopyRefused
 from gateway.domain.cluster import StoreInUse
@@ -147,7 +147,7 @@ async def test_a_store_in_use_is_left_alone(
     async with embedded(tmp_path / "data"):
         with refused(DataDirInUse, "is in use"):
             await out(config)
-    async with claimed(config.store, FakeClock()):
+    async with claim_store(config.store, FakeClock()):
         with refused(StoreInUse, "is in use"):
             await out(config)
     await out(config)

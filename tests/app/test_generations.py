@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from gateway.app.generation import build
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.config.load import load
 from tests.fakes.client import connected, http
 from tests.fakes.gateway import Setup, running
@@ -18,7 +18,7 @@ def test_a_generation_is_built_outside_any_loop_and_cannot_be_changed(tmp_path: 
     (tmp_path / "soul.md").write_text("I am the first.", encoding="utf-8")
     path = tmp_path / "config.toml"
     path.write_text(Setup("http://127.0.0.1:9/v1").toml(tmp_path), encoding="utf-8")
-    made = build(load(path, environment={}, home=tmp_path, cwd=tmp_path, known=known()))
+    made = build(load(path, environment={}, home=tmp_path, cwd=tmp_path, known=known_names()))
 
     assert list(made.agents) == ["main"]
     assert not (tmp_path / "data").exists()

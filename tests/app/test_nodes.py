@@ -35,7 +35,7 @@ async def test_looks_go_on_while_files_are_reloaded_one_reload_at_a_time() -> No
                 clock.move(1)
                 await anyio.lowlevel.checkpoint()
 
-    member.looks["look"] = look
+    member.refreshers["look"] = look
     async with anyio.create_task_group() as group:
         group.start_soon(member.keep_fresh)
         group.start_soon(member.reload_with_others, reload)

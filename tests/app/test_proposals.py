@@ -10,7 +10,7 @@ from anyio import to_thread
 
 from gateway.api import operating as api
 from gateway.app.proposals import ConfigFile, Proposals
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.config.values import Inputs
 from tests.fakes.client import Client, RpcError, connected
 from tests.fakes.gateway import Setup, running
@@ -144,7 +144,7 @@ async def test_without_any_file_the_first_one_is_made_at_home(tmp_path: Path) ->
         return api.Reloaded(generation=2, changed=[], restart_needed=[], errors=[])
 
     changes = Proposals(None, reload)
-    inputs = await to_thread.run_sync(lambda: Inputs({}, tmp_path, tmp_path, known()))
+    inputs = await to_thread.run_sync(lambda: Inputs({}, tmp_path, tmp_path, known_names()))
     changes.file = ConfigFile(lambda: None, usual, lambda: inputs)
     told = await changes.propose({"budgets": {"daily": 5000}}, {})
     await changes.apply(told.hash)

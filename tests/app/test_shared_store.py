@@ -205,7 +205,7 @@ async def test_a_store_that_comes_back_empty_is_told_and_nothing_is_accepted(
         await asked(gateway.url, "hello")
         await anyio.to_thread.run_sync(server.kill)
         await anyio.to_thread.run_sync(server.start)
-        await until_ready(gateway.url, 503, because="lost database")
+        await until_ready(gateway.url, 503, because="lost or replaced database")
         refused = await asked(gateway.url, "hello")
         still_runs = gateway.process.poll() is None
 

@@ -10,8 +10,8 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.app.running import EndedByItself, Outside, Running, run
-from gateway.cli.configuration import known
+from gateway.app.running import EndedByItself, ProcessContext, Running, run
+from gateway.cli.configuration import known_names
 from gateway.config.load import load
 from gateway.domain.version import VERSION
 from gateway.host.logs import Log
@@ -113,7 +113,7 @@ async def test_a_gateway_that_ends_by_itself_says_so_and_fails(tmp_path: Path) -
     path = await Setup("http://127.0.0.1:9/v1").written(tmp_path)
 
     config = await to_thread.run_sync(
-        lambda: load(path, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+        lambda: load(path, environment={}, home=tmp_path, cwd=tmp_path, known=known_names())
     )
 
     def ready(told: Running) -> None:
@@ -121,4 +121,4 @@ async def test_a_gateway_that_ends_by_itself_says_so_and_fails(tmp_path: Path) -
         serving_task.cancel()
 
     with anyio.fail_after(60), pytest.raises(EndedByItself, match="ended without a stop signal"):
-        await run(config, version=VERSION, outside=Outside(Log(StringIO())), ready=ready)
+        await run(config, version=VERSION, process=ProcessContext(Log(StringIO())), ready=ready)

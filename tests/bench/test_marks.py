@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.marks import Figure, table, tell
+from bench.marks import Figure, report, table
 
 
 def test_a_ratio_is_held_against_the_floor() -> None:
@@ -39,7 +39,7 @@ def test_the_table_names_what_a_figure_is_compared_with() -> None:
 def test_figures_are_told_as_a_table_and_as_json_where_a_file_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell([Figure("x", "ms", gateway=1.0, limit=3.0)], tmp_path / "figures.json")
+    report([Figure("x", "ms", gateway=1.0, limit=3.0)], tmp_path / "figures.json")
 
     (told,) = json.loads((tmp_path / "figures.json").read_text())
     assert (told["name"], told["gateway"], told["verdict"]) == ("x", 1.0, "met")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.testing import CliRunner, Result
 
-from gateway.cli.command import ending_well, parted
+from gateway.cli.command import report_errors, split_options
 from gateway.cli.main import exogate
 from tests.fakes.wat import describing, handling
 
@@ -28,8 +28,8 @@ class Bench:
 
         @click.command()
         def whole() -> None:
-            with ending_well(debug=False):
-                front, rest = parted(given)
+            with report_errors(debug=False):
+                front, rest = split_options(given)
                 exogate([*front, *rest], prog_name="exogate")
 
         return CliRunner(env={"HOME": str(self.home), **(env or {})}).invoke(whole)

@@ -82,7 +82,7 @@ def test_a_running_gateway_makes_one_and_says_so_in_the_audit(shell: Shell, tmp_
 
     assert made["accepted"] >= 1
     assert (tmp_path / "a.zip").read_bytes()[-32:].hex() == made["sha256"] == checked["sha256"]
-    assert (again.code, "is there already" in again.err) == (1, True)
+    assert (again.code, "exists" in again.err) == (1, True)
     assert (long.code, "File name too long" in long.err) == (1, True)
     assert [one["kind"] for one in tail if one["detail"].get("file") == made["file"]] == [
         "backup.created"
@@ -156,7 +156,7 @@ def test_what_was_restored_says_which_secrets_are_missing(
 
     checked = Shell(restored / "config.toml")("config", "validate")
 
-    assert "held: 1 answers" in done.out
+    assert "1 answers were being sent and are held" in done.out
     assert (restored / "souls" / "poet.md").read_text() == "You are a poet."
     assert [*restored.glob("outside/**/template.md")]
     if has_secrets:

@@ -83,7 +83,7 @@ def test_a_second_channel_speaks_through_the_same_adapter(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("echo",), "echo is no channel adapter"),
+        (("echo",), "echo is not a channel adapter"),
         (("telegarm",), "telegram"),
         (("webhook", "--name", "ci", *SIGNED), "the file already has a channel"),
         (("webhook", "--name", "No!", *SIGNED), "No!"),
@@ -226,7 +226,7 @@ def test_a_channel_is_removed_with_its_bindings_and_nothing_else(bench: Bench) -
     text = bench.config.read_text(encoding="utf-8")
     assert refused.exit_code == 1
     assert done.exit_code == 0, done.output
-    assert "1 binding of its messages go" in done.output
+    assert "1 binding of the channel will be removed" in done.output
     assert "-[channels.ci]" in done.output
     assert after["bindings"] == [{"agent_id": "main", "peer_id": "x"}]
     assert "channels" not in after

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.app.trial import BadPlugin
 from gateway.cli.channel_testing import PLATFORM, Script, play, read_script
-from gateway.cli.plugin_files import given
+from gateway.cli.plugin_files import find_source
 from tests.cli.conftest import Shell
 from tests.cli.plugin_bench import Bench
 
@@ -65,7 +65,7 @@ def test_what_differs_is_told_and_ends_the_conversation() -> None:
     lines: list[str] = []
 
     (played,) = play(
-        given(str(WEBHOOK)), changed(script, out=wrong[:1], answered=status), lines.extend
+        find_source(str(WEBHOOK)), changed(script, out=wrong[:1], answered=status), lines.extend
     )
 
     assert played.problems[:2] == ["answered 200, not 202", 'answered "", without {"ok": true}']
@@ -78,7 +78,9 @@ def test_what_was_not_asked_is_told() -> None:
     script = read_script(WEBHOOK / PLATFORM)
     first = script.steps[0]
 
-    (played,) = play(given(str(WEBHOOK)), changed(script, out=[*first.out, first.out[0]]), nobody)
+    (played,) = play(
+        find_source(str(WEBHOOK)), changed(script, out=[*first.out, first.out[0]]), nobody
+    )
 
     assert played.problems == ['did not ask POST /answers {"peer": "build"}']
 
@@ -86,7 +88,9 @@ def test_what_was_not_asked_is_told() -> None:
 def test_what_was_asked_too_often_is_told() -> None:
     script = read_script(WEBHOOK / PLATFORM)
 
-    (played,) = play(given(str(WEBHOOK)), changed(script, out=script.steps[0].out[:1]), nobody)
+    (played,) = play(
+        find_source(str(WEBHOOK)), changed(script, out=script.steps[0].out[:1]), nobody
+    )
 
     (problem,) = played.problems
     assert problem.startswith("asked POST /answers {")
@@ -96,7 +100,7 @@ def test_a_channel_that_the_gateway_refuses_is_not_played() -> None:
     script = read_script(WEBHOOK / PLATFORM).model_copy(update={"secrets": {}})
 
     with pytest.raises(BadPlugin, match="secret 'secret' is missing"):
-        play(given(str(WEBHOOK)), script, nobody)
+        play(find_source(str(WEBHOOK)), script, nobody)
 
 
 def test_the_command_line_shows_it_and_ends_with_1_if_it_differs(tmp_path: Path) -> None:

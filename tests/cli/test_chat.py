@@ -50,7 +50,7 @@ def test_a_conversation_streams_knows_its_commands_and_can_begin_anew(shell: She
 
     assert ran.code == 0
     assert "websocket:local:three" in ran.out
-    assert "a new conversation begins; what is known about you stays" in ran.out
+    assert "new conversation; facts about you are kept" in ran.out
     assert "Your cat is called Tom." in ran.out
     assert "My cat is called Tom." not in kept.out
     assert (
@@ -112,7 +112,7 @@ async def test_an_answer_that_a_budget_cuts_or_that_fails_says_so_on_stderr(alon
             failed = await to_thread.run_sync(alone, "chat", "-m", "hi", "--peer", "other")
             ran = await to_thread.run_sync(alone, "chat", "-m", "hi")
 
-    assert re.search(r"refused the key.*\n`exogate logs --run r_\w+` says what", failed.err)
+    assert re.search(r"refused the key.*\nsee `exogate logs --run r_\w+`", failed.err)
     assert ran.out == "Let me see.\n"
     assert "token budget exceeded (daily: 4900/5000)" in ran.err
 

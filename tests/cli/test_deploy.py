@@ -69,7 +69,7 @@ def test_an_interpreter_that_the_unit_hides_is_named(alone: Shell) -> None:
 
     interpreter = Path(sys.executable).resolve()
     is_hidden = interpreter.parts[1] in {"home", "root"}
-    assert (f"the unit hides {interpreter} (ProtectHome=yes)" in ran.err) == is_hidden
+    assert (f"the unit cannot see {interpreter} (ProtectHome=yes)" in ran.err) == is_hidden
 
 
 def test_launchd_can_read_the_agent(alone: Shell) -> None:
@@ -117,7 +117,7 @@ def test_one_kind_has_to_be_named(alone: Shell, kinds: tuple[str, ...]) -> None:
     ran = alone("service", "print", *kinds)
 
     assert (ran.code, ran.out) == (2, "")
-    assert "name one: --systemd, " in ran.err
+    assert "give one of --systemd, " in ran.err
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no such sockets here")

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.api.errors import AddressInUse
-from gateway.cli.command import NotAllowed, Unreachable, ending_well, exit_code
+from gateway.cli.command import NotAllowed, Unreachable, exit_code, report_errors
 from gateway.domain.errors import Busy, DataDirInUse, GatewayError, StoreRefused
 
 
@@ -34,7 +34,7 @@ def test_an_error_is_one_sentence_also_out_of_a_group(*, grouped: bool) -> None:
 
     @click.command()
     def fails() -> None:
-        with ending_well(debug=False):
+        with report_errors(debug=False):
             raise ExceptionGroup("tasks", [ExceptionGroup("more", [error])]) if grouped else error
 
     ran = CliRunner().invoke(fails)
@@ -46,7 +46,7 @@ def test_an_error_is_one_sentence_also_out_of_a_group(*, grouped: bool) -> None:
 def test_a_result_that_finds_no_room_is_a_sentence() -> None:
     @click.command()
     def fails() -> None:
-        with ending_well(debug=False):
+        with report_errors(debug=False):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     ran = CliRunner().invoke(fails)
@@ -56,13 +56,13 @@ def test_a_result_that_finds_no_room_is_a_sentence() -> None:
 
 
 def test_a_defect_is_not_hidden() -> None:
-    with pytest.raises(ExceptionGroup), ending_well(debug=False):
+    with pytest.raises(ExceptionGroup), report_errors(debug=False):
         raise ExceptionGroup("tasks", [ZeroDivisionError()])
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by nothing"), PermissionError("by nothing")])
 def test_a_defect_is_json_too(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(type(error)), ending_well(debug=False, as_json=True):
+    with pytest.raises(type(error)), report_errors(debug=False, as_json=True):
         raise error
 
     assert json.loads(capsys.readouterr().out)["error"]["type"] == "internal_error"

@@ -45,7 +45,7 @@ def test_what_is_there_is_named_and_stays(alone: Shell, tmp_path: Path) -> None:
     ran = alone("init", str(mine.parent))
 
     assert ran.code == 0
-    assert f"{mine} is there already and stays as it is" in ran.out
+    assert f"{mine} exists and was not changed" in ran.out
     assert mine.read_text(encoding="utf-8") == "# mine\n"
     assert (mine.parent / "souls" / "main.md").exists()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.command import CliContext, ending_well
+from gateway.cli.command import CliContext, report_errors
 from gateway.cli.link import ask
 from tests.cli.conftest import Shell
 
@@ -55,13 +55,13 @@ def test_who_may_not_look_into_the_data_directory_is_told_so(
     folder.mkdir(mode=0)
     os.seteuid(user or 65_532)
     try:
-        with pytest.raises(SystemExit) as ended, ending_well(debug=False):
+        with pytest.raises(SystemExit) as ended, report_errors(debug=False):
             ask(CliContext(data_dir=folder), "status")
     finally:
         os.seteuid(user)
 
     assert ended.value.code == 77
-    assert f"this user may not use {folder}/lock: run" in capsys.readouterr().err
+    assert f"this user has no access to {folder}/lock: run" in capsys.readouterr().err
 
 
 def test_without_its_key_it_is_not_allowed_in(shell: Shell) -> None:

@@ -61,7 +61,7 @@ async def test_the_story_of_a_run_is_the_same_with_and_without_a_gateway(tmp_pat
     assert for_people.out.split()[1:4] == ["info", "tool_answered", "tool='echo'"]
     assert events(runs.out) == ["run_finished"] * 2
     assert (nonsense.code, empty.code, nobody.code) == (2, 2, 0)
-    assert "its journal is not shown" in nobody.err
+    assert "the journal of the run is not shown" in nobody.err
 
 
 async def test_a_failed_run_tells_once_who_was_asked_how_often_and_why(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ async def test_without_a_gateway_the_journal_in_a_shared_store_is_said_to_be_mis
     told = await asked(await setup.written(tmp_path), "logs", "--run", "r_1")
 
     assert told.code == 0
-    assert "is read by a gateway: start it, and ask again" in told.err
+    assert "can read a shared store: start it and try again" in told.err
 
 
 async def test_lines_of_the_log_are_told_to_admins_alone(tmp_path: Path) -> None:

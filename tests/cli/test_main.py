@@ -7,7 +7,7 @@ from importlib import import_module  # noqa: TID251  # as the table says
 import click
 import pytest
 
-from gateway.cli.command import parted
+from gateway.cli.command import split_options
 from gateway.cli.main import COMMANDS, exogate
 from gateway.cli.verbs import ROWS
 from tests.cli.conftest import Shell
@@ -27,7 +27,7 @@ from tests.cli.conftest import Shell
     ],
 )
 def test_options_of_every_verb_may_stand_anywhere(words: str, in_order: str) -> None:
-    front, rest = parted(words.split())
+    front, rest = split_options(words.split())
 
     assert [*front, *rest] == in_order.split()
 
@@ -41,7 +41,7 @@ def test_json_after_the_verb_gives_json(alone: Shell) -> None:
     [
         ("vresion", "No such command 'vresion'; did you mean \"version\"?"),
         ("budget sett daily 5", "No such command 'sett'; did you mean \"set\"?"),
-        ("budget set daily -5", 'A number below zero stands behind "--": -- -5'),
+        ("budget set daily -5", 'Write a negative number after "--": -- -5'),
         ("budget set daily -- -5", '"-5" is not a number of tokens'),
     ],
 )

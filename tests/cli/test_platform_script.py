@@ -1,11 +1,11 @@
-"""platform.json: what fits an address, and what holds a part."""
+"""platform.json: what matches an address, and what holds a part."""
 
 from pathlib import Path
 
 import pytest
 
 from gateway.app.trial import BadPlugin
-from gateway.cli.channel_testing import HttpAsked, contains, decoded, fits, read_script
+from gateway.cli.channel_testing import PlatformCall, contains, decode_body, matches, read_script
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from gateway.cli.channel_testing import HttpAsked, contains, decoded, fits, read
     ],
 )
 def test_a_star_is_any_text_within_a_segment(pattern: str, url: str, is_fitting: bool) -> None:
-    assert fits(pattern, url) is is_fitting
+    assert matches(pattern, url) is is_fitting
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_part_is_held_with_all_that_is_in_it(whole: object, part: object, is_t
 
 
 def test_only_objects_and_lists_are_read_as_json() -> None:
-    assert [decoded(one) for one in (b'{"a": 1}', b"12", b"no", b"\xff")] == [
+    assert [decode_body(one) for one in (b'{"a": 1}', b"12", b"no", b"\xff")] == [
         {"a": 1},
         "12",
         "no",
@@ -50,7 +50,7 @@ def test_only_objects_and_lists_are_read_as_json() -> None:
 
 
 def test_a_body_is_sent_as_it_stands_if_it_is_a_text() -> None:
-    assert (HttpAsked(body="x").content, HttpAsked(body={"a": "ü"}).content) == (
+    assert (PlatformCall(body="x").content, PlatformCall(body={"a": "ü"}).content) == (
         b"x",
         '{"a": "ü"}'.encode(),
     )
@@ -59,7 +59,7 @@ def test_a_body_is_sent_as_it_stands_if_it_is_a_text() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (None, "ships no platform"),
+        (None, "has no simulated platform"),
         ("{", "cannot be used"),
         ('{"transport": "socket", "answers": [], "steps": []}', "transport"),
         ('{"transport": "webhook", "answers": [], "steps": [{}]}', "steps.0.name"),

@@ -9,7 +9,7 @@ import pytest
 from wasmtime import wat2wasm
 
 from gateway.app.trial import BadPlugin
-from gateway.cli.plugin import built, keep
+from gateway.cli.plugin import run_build, save_build
 from gateway.sandbox.componentize import NotConvertible
 from tests.fakes.wat import ECHO, PIECES
 
@@ -31,18 +31,18 @@ def sources(folder: Path, build: str) -> Path:
 def test_what_the_command_makes_is_the_plugin(tmp_path: Path) -> None:
     folder = sources(tmp_path, 'command = "cp made tool.wasm; echo done"')
 
-    assert built(folder, ENVIRONMENT) == ECHO
+    assert run_build(folder, ENVIRONMENT) == ECHO
 
 
 def test_a_core_module_becomes_a_component(tmp_path: Path) -> None:
     folder = sources(tmp_path, 'command = "cp made core.wasm"\ncore = "core.wasm"')
     (folder / "made").write_bytes(CORE)
 
-    assert built(folder, ENVIRONMENT) == ECHO
+    assert run_build(folder, ENVIRONMENT) == ECHO
 
     (folder / "made").write_bytes(b"no module")
     with pytest.raises(NotConvertible):
-        built(folder, ENVIRONMENT)
+        run_build(folder, ENVIRONMENT)
 
 
 def test_python_is_found_although_it_is_not_in_the_path(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_python_is_found_although_it_is_not_in_the_path(tmp_path: Path) -> None:
     command = f"{Path(sys.executable).name} -c {code}"
     folder = sources(tmp_path, f"command = '''{command}'''")
 
-    assert built(folder, {"PATH": ""}) == ECHO
+    assert run_build(folder, {"PATH": ""}) == ECHO
 
 
 @pytest.mark.parametrize(
@@ -65,25 +65,25 @@ def test_python_is_found_although_it_is_not_in_the_path(tmp_path: Path) -> None:
             'command = "no-such-compiler"\nneeds = ["rustc"]',
             r"failed \(exit 127\); it needs rustc$",
         ),
-        ('command = "true"', "the build ended without making .*tool.wasm"),
+        ('command = "true"', "the build did not make .*tool.wasm"),
     ],
 )
 def test_a_build_that_fails_says_what_it_needs(tmp_path: Path, build: str, problem: str) -> None:
     with pytest.raises(BadPlugin, match=problem):
-        built(sources(tmp_path, build), ENVIRONMENT)
+        run_build(sources(tmp_path, build), ENVIRONMENT)
 
 
 def test_a_plugin_without_a_command_cannot_be_built(tmp_path: Path) -> None:
     (tmp_path / "plugin.toml").write_text('name = "echoes"\n')
 
-    with pytest.raises(BadPlugin, match="says nothing of how it is built"):
-        built(tmp_path, ENVIRONMENT)
+    with pytest.raises(BadPlugin, match=r"has no \[build\] command"):
+        run_build(tmp_path, ENVIRONMENT)
 
 
 def test_what_was_built_is_kept_with_its_sha256(tmp_path: Path) -> None:
     folder = sources(tmp_path, 'command = "true"  # as it was')
 
-    sha256 = keep(folder, ECHO)
+    sha256 = save_build(folder, ECHO)
 
     assert sha256 == hashlib.sha256(ECHO).hexdigest()
     assert (folder / "tool.wasm").read_bytes() == ECHO

@@ -8,7 +8,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from gateway.app.trial import BadPlugin
-from gateway.cli.plugin_files import checked_name, given, noted, read_about
+from gateway.cli.plugin_files import checked_name, find_source, read_about, with_sha256
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def test_a_bare_file_is_called_after_itself(tmp_path: Path) -> None:
     file = tmp_path / "My Tool__1.wasm"
     file.write_bytes(b"")
 
-    found = given(str(file))
+    found = find_source(str(file))
 
-    assert (found.name, found.about, found.asked) == ("my-tool-1", None, ())
+    assert (found.name, found.about, found.requested) == ("my-tool-1", None, ())
 
 
 @drawn(st.text(min_size=1, max_size=40))
@@ -51,15 +51,18 @@ def test_a_directory_that_is_not_built_says_how(tmp_path: Path) -> None:
     (tmp_path / "plugin.toml").write_text('name = "a"\n[build]\ncommand = "make"\n')
 
     with pytest.raises(BadPlugin, match="build it with `exogate plugin build"):
-        given(str(tmp_path))
+        find_source(str(tmp_path))
 
 
 def test_a_bundled_plugin_is_found_by_name() -> None:
-    found = given("bundled:time")
+    found = find_source("bundled:time")
 
-    assert (found.bundled, [str(one) for one in found.asked]) == ("time", ["host_function:clock"])
+    assert (found.bundled, [str(one) for one in found.requested]) == (
+        "time",
+        ["host_function:clock"],
+    )
     with pytest.raises(BadPlugin, match='did you mean "time"'):
-        given("bundled:tiem")
+        find_source("bundled:tiem")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +74,6 @@ def test_a_bundled_plugin_is_found_by_name() -> None:
     ],
 )
 def test_a_sha256_is_noted_at_the_top_and_nothing_else_changes(text: str) -> None:
-    before, after = tomllib.loads(text), tomllib.loads(noted(text, "ab"))
+    before, after = tomllib.loads(text), tomllib.loads(with_sha256(text, "ab"))
 
     assert after == {**before, "sha256": "ab"}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app.trial import BadPlugin
-from gateway.cli.plugin import make, scaffolds
+from gateway.cli.plugin import scaffolds, write_scaffold
 from gateway.cli.plugin_files import read_about
 
 PAIRS = sorted(scaffolds())
@@ -22,7 +22,7 @@ def test_every_language_that_is_promised_is_there() -> None:
 def test_a_scaffold_has_its_own_name_everywhere(kind: str, language: str, tmp_path: Path) -> None:
     example = read_about(scaffolds()[kind, language])
 
-    make("my-tool_2", kind, language, tmp_path)
+    write_scaffold("my-tool_2", kind, language, tmp_path)
 
     files = [one for one in tmp_path.rglob("*") if one.is_file()]
     about = read_about(tmp_path)
@@ -38,7 +38,7 @@ def test_a_scaffold_has_its_own_name_everywhere(kind: str, language: str, tmp_pa
 def test_what_is_there_already_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
 
-    with pytest.raises(BadPlugin, match="there already and not empty"):
-        make("weather", "tool", "zig", tmp_path)
+    with pytest.raises(BadPlugin, match="exists and is not empty"):
+        write_scaffold("weather", "tool", "zig", tmp_path)
 
     assert [one.name for one in tmp_path.iterdir()] == ["mine"]

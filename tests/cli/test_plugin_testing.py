@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from gateway.app.trial import BadPlugin
-from gateway.cli.plugin_files import CASES, Given, given
+from gateway.cli.plugin_files import CASES, PluginSource, find_source
 from gateway.cli.plugin_testing import Case, read_cases, try_all
 from tests.cli.plugin_bench import CLOCK, STORE, guest
 
@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 CALL = {"tool": "time", "arguments": {}}
 
 
-def bundled(name: str) -> Given:
-    return given(str(ROOT / "plugins" / name))
+def bundled(name: str) -> PluginSource:
+    return find_source(str(ROOT / "plugins" / name))
 
 
 def a_case(**fields: Any) -> Case:
@@ -31,7 +31,7 @@ def test_bundled_plugins_do_what_was_recorded(name: str, data: Path) -> None:
 
     granted, verdicts = anyio.run(try_all, data, source, read_cases(source.file.parent / CASES))
 
-    assert granted == source.asked
+    assert granted == source.requested
     assert len(verdicts) > 5
     assert not [one for one in verdicts if one.problem]
     assert all(one.fuel > 0 and one.wall_ms > 0 for one in verdicts)
@@ -79,7 +79,7 @@ def test_a_namespace_that_nobody_names_is_asked_for(data: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         anyio.run(try_all, data, source, [a_case(expect=1)])
 
-    asked = r"which needs store:NAME: name it in plugin.toml, or in a case"
+    asked = r"which needs store:NAME: name it in plugin.toml or in a case"
     assert caught.group_contains(BadPlugin, match=asked)
 
 
@@ -113,7 +113,7 @@ def test_a_bare_file_gets_what_it_imports_and_its_cases_speak_of(
         a_case(call={"tool": "spy", "config": {"a": 1}}, expect_contains='"config":{"a":1}'),
     ]
 
-    granted, verdicts = anyio.run(try_all, data, given(str(file)), cases)
+    granted, verdicts = anyio.run(try_all, data, find_source(str(file)), cases)
 
     assert [str(one) for one in granted] == ["host_function:clock", "store:box"]
     assert [one.problem for one in verdicts] == [(), ()]

@@ -2,14 +2,9 @@
 
 import pytest
 
-from gateway.cli.plugin_files import in_words, tool_line
+from gateway.cli.plugin_files import describe_capability, tool_line
 from gateway.config.sections import parse_capability
 from gateway.domain.model import ToolSpec
-from gateway.domain.text import one_line
-
-
-def test_what_can_be_printed_stays_as_it_is() -> None:
-    assert one_line("Grüße 🦊\n\x1b[0m") == r"Grüße 🦊\n\x1b[0m"
 
 
 @pytest.mark.parametrize(
@@ -17,14 +12,14 @@ def test_what_can_be_printed_stays_as_it_is() -> None:
     [
         ("http:wttr.in", "may send requests to https://wttr.in"),
         ("http:http://127.0.0.1:8080", "may send requests to http://127.0.0.1:8080"),
-        ("store:a", "may keep texts in a store of its own, a (each person has another)"),
-        ("store:a:shared:ro", "may read a store of its own, a (one for all persons)"),
-        ("host_function:clock", "may look at the clock"),
+        ("store:a", "may read and write its own store a (separate for each person)"),
+        ("store:a:shared:ro", "may read its own store a (shared by all people)"),
+        ("host_function:clock", "may read the clock"),
         ("host_function:folder", "may call the operator's host function folder"),
     ],
 )
 def test_a_capability_is_said_in_words(capability: str, words: str) -> None:
-    assert in_words(parse_capability(capability)) == words
+    assert describe_capability(parse_capability(capability)) == words
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_another_provider_takes_no_tools_and_no_budgets_and_says_so(alone: Shell
     assert after == before
     assert "instead of demo/demo" in ran.out
     assert f"keeps these tools: {'time' if own else 'echo, calc, time, notes, memory'}" in ran.out
-    assert "budgets stay as they are" in ran.out
+    assert "budgets do not change" in ran.out
     assert '+provider = "openai"' in ran.out
 
 

@@ -13,6 +13,12 @@ def test_a_route_is_explained_with_its_losers(shell: Shell) -> None:
     assert "0      channel is 'slack'" in other.out
 
 
+def test_a_route_without_a_channel_is_wrong_usage(shell: Shell) -> None:
+    ran = shell("route", "explain")
+
+    assert (ran.code, "Missing option '--channel'" in ran.err) == (2, True)
+
+
 def test_a_route_has_the_account_that_chat_speaks_as(shell: Shell) -> None:
     said = shell("--json", "chat", "-m", "hi", "--peer", "route").json["session_key"]
     told = shell("--json", "route", "explain", "--channel", "websocket", "--peer", "route").json

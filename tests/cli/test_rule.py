@@ -138,9 +138,9 @@ def test_a_file_with_mistakes_ends_with_78_and_says_them(alone: Shell, file: Pat
         (("large-result",), 2, "--event"),
         (("large-result", "--event", "x", "--payload", "{"), 2, "this is not JSON"),
         (("large-result", "--event", "x", "--payload", "[" * 100_000), 2, "this is not JSON"),
-        (("large-result", "--event", "x", "--payload", "[]"), 2, "write a table"),
+        (("large-result", "--event", "x", "--payload", "[]"), 2, "write a JSON object"),
         (("large-result", "--event", "x", "--scope", '{"usgae": {}}'), 2, 'did you mean "usage"?'),
-        (("large-result", "--event", "x", "--scope", '{"payload": {}}'), 2, "cannot be given"),
+        (("large-result", "--event", "x", "--scope", '{"payload": {}}'), 2, "there is no root"),
     ],
 )
 def test_what_cannot_be_tried_says_why(

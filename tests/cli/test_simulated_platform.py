@@ -2,12 +2,12 @@
 
 from http.client import HTTPConnection
 
-from gateway.cli.channel_testing import Heard, HttpAnswered, platform
+from gateway.cli.channel_testing import PlatformAnswer, PlatformRequest, open_platform
 
 ANSWERS = [
-    HttpAnswered(method="POST", url="/send/*", status=429, headers={"retry-after": "1"}),
-    HttpAnswered(method="POST", url="/send/*", body={"id": 1}),
-    HttpAnswered(method="GET", url="/me", body=[]),
+    PlatformAnswer(method="POST", url="/send/*", status=429, headers={"retry-after": "1"}),
+    PlatformAnswer(method="POST", url="/send/*", body={"id": 1}),
+    PlatformAnswer(method="GET", url="/me", body=[]),
 ]
 
 
@@ -21,7 +21,7 @@ def asked(url: str, method: str, path: str) -> tuple[int, bytes, str | None]:
 
 
 def test_answers_to_one_address_are_given_in_order_and_the_last_again() -> None:
-    with platform(ANSWERS) as it:
+    with open_platform(ANSWERS) as it:
         told = [asked(it.url, "POST", f"/send/{number}") for number in range(3)]
         other = asked(it.url, "GET", "/me?x=1")
         unknown = asked(it.url, "DELETE", "/send/1")
@@ -29,5 +29,5 @@ def test_answers_to_one_address_are_given_in_order_and_the_last_again() -> None:
     sent = (200, b'{"id": 1}', None)
     assert told == [(429, b"", "1"), sent, sent]
     assert (other, unknown) == ((200, b"[]", None), (404, b"", None))
-    assert it.heard[0] == Heard("POST", "/send/0", {}, 429)
-    assert [one.url for one in it.heard[3:]] == ["/me?x=1", "/send/1"]
+    assert it.requests[0] == PlatformRequest("POST", "/send/0", {}, 429)
+    assert [one.url for one in it.requests[3:]] == ["/me?x=1", "/send/1"]

@@ -23,7 +23,7 @@ def test_a_value_that_is_set_is_in_force_at_once(live: Shell) -> None:
     ran = live("config", "set", "agent.max_tokens", "500", "--yes")
 
     assert ran.code == 0
-    assert "is at generation 2." in ran.out
+    assert "uses it as generation 2." in ran.out
     assert live("--json", "status").json["generation"] == 2
 
 
@@ -40,6 +40,6 @@ def test_what_the_running_gateway_cannot_use_is_taken_back(live: Shell) -> None:
     ran = live("config", "set", "plugins.time.sha256", "0" * 64, "--yes")
 
     assert ran.code == 78
-    assert "nothing was changed, since the running gateway cannot use it" in ran.err
+    assert "nothing was changed: the running gateway cannot use it" in ran.err
     assert live.config.read_text(encoding="utf-8") == before
     assert live("status").code == 0

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.config.load import load
 from gateway.config.secrets import secrets_in
 from gateway.domain.ids import Secret
@@ -35,7 +35,7 @@ secrets = { key = { value = "plugin-0123456789", hosts = ["https://example.com"]
 def test_every_secret_of_a_configuration_is_found(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(FILE, encoding="utf-8")
-    config = load(path, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+    config = load(path, environment={}, home=tmp_path, cwd=tmp_path, known=known_names())
 
     found = {*secrets_in(config)}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.config.load import load
 from gateway.config.problems import ConfigInvalid
 from gateway.config.values import GatewayConfig
@@ -14,7 +14,7 @@ def read(folder: Path, text: str) -> GatewayConfig:
     path = folder / "config.toml"
     path.write_text(f"[observability]\n{text}\n", encoding="utf-8")
     variables = {"KEY": "k-0123456789"}
-    return load(path, environment=variables, home=folder, cwd=folder, known=known())
+    return load(path, environment=variables, home=folder, cwd=folder, known=known_names())
 
 
 @pytest.mark.parametrize("url", ["http://otel:4318", "https://a.example/otlp", "http://[::1]:4318"])

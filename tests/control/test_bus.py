@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control.notices import MOST_CAUSED, MOST_DEPTH, MOST_WAITING, Bus
+from gateway.control.notices import MAX_CAUSED, MAX_CHAIN, MAX_WAITING, Bus
 from gateway.domain.events import SEVERITIES, Event, Severity
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -87,7 +87,7 @@ def test_what_listeners_cause_is_told_in_the_order_of_its_publication(causes: tu
     told: dict[str, list[object]] = {"one": [], "two": []}
 
     def publish(caused: tuple, depth: int) -> None:  # type: ignore[type-arg]  # see above
-        for below in caused if depth <= MOST_DEPTH else ():
+        for below in caused if depth <= MAX_CHAIN else ():
             name = len(published)
             published.append(name)
             bus.publish(event(name=name, below=below, depth=depth))
@@ -119,7 +119,7 @@ def test_an_event_that_causes_itself_ends_at_the_depth_and_the_bus_goes_on(
     stop()
     bus.publish(event("after"))
 
-    assert [one.type for one in heard] == ["loop"] * MOST_DEPTH + ["after"]
+    assert [one.type for one in heard] == ["loop"] * MAX_CHAIN + ["after"]
     assert "event_chain_cut" in caplog.text
 
 
@@ -134,7 +134,7 @@ def test_overflow_drops_only_the_oldest_of_what_may_be_missed_and_says_how_much(
 ) -> None:
     bus = Bus()
     heard: list[Event] = []
-    filling = [event("x", "info", n=n) for n in range(MOST_WAITING - 20)]
+    filling = [event("x", "info", n=n) for n in range(MAX_WAITING - 20)]
     caused = [event(type_, severity, n=-n) for n, (severity, type_) in enumerate(mixed)]
     caused = [*filling, *caused, *(event("x", "debug", n=n) for n in range(more))]
 
@@ -150,7 +150,7 @@ def test_overflow_drops_only_the_oldest_of_what_may_be_missed_and_says_how_much(
     droppable = [
         one for one in caused if one.severity in {"debug", "info"} and one.type != "session.end"
     ]
-    dropped = max(0, len(caused) - MOST_WAITING)
+    dropped = max(0, len(caused) - MAX_WAITING)
     gone = {id(one) for one in droppable[:dropped]}
     last = heard.pop() if dropped else None
     assert [id(one) for one in heard[1:]] == [id(one) for one in caused if id(one) not in gone]
@@ -166,7 +166,7 @@ def test_overflow_drops_only_the_oldest_of_what_may_be_missed_and_says_how_much(
 def test_errors_are_all_told_however_many_are_caused_at_once() -> None:
     bus = Bus()
     heard: list[Event] = []
-    errors = [event("x", "error", n=n) for n in range(MOST_WAITING + 5)]
+    errors = [event("x", "error", n=n) for n in range(MAX_WAITING + 5)]
 
     def flood(one: Event) -> None:
         for error in errors if one.type == "start" else ():
@@ -194,7 +194,7 @@ def test_events_that_each_cause_many_end_and_what_was_dropped_is_said(severity: 
     told = len(heard)
     bus.publish(event("x", severity))
 
-    assert told <= MOST_CAUSED + 2
+    assert told <= MAX_CAUSED + 2
     assert len(heard) == 2 * told
     assert ("bus.dropped" in {one.type for one in heard}) is (severity == "info")
 
@@ -206,7 +206,7 @@ def test_a_flood_that_answers_to_its_own_overflow_ends() -> None:
     def flood(one: Event) -> None:
         heard.append(one.type)
         if one.type in {"start", "bus.dropped"}:
-            for _ in range(MOST_WAITING + 1):
+            for _ in range(MAX_WAITING + 1):
                 bus.publish(event("x", "debug"))
 
     bus.subscribe(flood)
@@ -214,5 +214,5 @@ def test_a_flood_that_answers_to_its_own_overflow_ends() -> None:
     floods = heard.count("bus.dropped")
     bus.publish(event("after"))
 
-    assert 1 <= floods <= MOST_DEPTH
+    assert 1 <= floods <= MAX_CHAIN
     assert heard[-1] == "after"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from gateway.control.notices import MOST_CONTENT, Moment, Notices, notice_block, notice_chunk
-from gateway.control.notices import MOST_NOTICES as MOST_WAITING
+from gateway.control.notices import MAX_CONTENT, Moment, Notices, notice_block, notice_chunk
+from gateway.control.notices import MAX_NOTICES as MOST_WAITING
 from gateway.domain.events import Batching, Notice, Point, Priority
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -327,7 +327,7 @@ def test_no_content_gets_out_of_its_block(hostile: list[tuple[str, str, dict[str
 def test_a_huge_notice_is_cut() -> None:
     told = block(filled(Notice("x" * 100_000)))
 
-    assert len(told) < MOST_CONTENT + 50
+    assert len(told) < MAX_CONTENT + 50
     assert "…\n" in told
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 
 SECRET = "bWFkZSBmb3IgdGhpcyB0ZXN0IG9ubHkh"  # with the channel's name behind it: each has its own
 TOKEN = "123456:token-of-the-test"
@@ -155,7 +155,7 @@ def _channel(name: str, base: str, on_unknown_send: str) -> str:
 [[plugins]]
 name = "{name}"
 path = "bundled:{name}"
-capabilities = {json.dumps([*known().bundled[name].needs, f"http:{base}"])}
+capabilities = {json.dumps([*known_names().bundled[name].needs, f"http:{base}"])}
 [channels.{name}]
 plugin = "{name}"
 transport = "webhook"

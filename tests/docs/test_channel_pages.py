@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.config.load import load
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "how-to" / "connect").glob("*.md"))
@@ -28,9 +28,11 @@ def test_the_configurations_of_a_page_load(tmp_path: Path, path: Path) -> None:
     for number, text in enumerate(configurations(page)):
         file = tmp_path / f"{number}.toml"
         file.write_text(f"[agent]\n{text}", encoding="utf-8")
-        config = load(file, environment=environment, home=tmp_path, cwd=tmp_path, known=known())
+        config = load(
+            file, environment=environment, home=tmp_path, cwd=tmp_path, known=known_names()
+        )
 
         assert config.channels[0].plugin == path.stem
         granted |= {str(one) for one in config.plugins[0].capabilities}
 
-    assert set(known().bundled[path.stem].needs) <= granted
+    assert set(known_names().bundled[path.stem].needs) <= granted

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.cli.main import exogate
 from gateway.config.load import load
 from tests.fakes.client import http
@@ -42,12 +42,12 @@ def test_the_configuration_of_the_page_about_deploying_loads(tmp_path: Path) -> 
     file = tmp_path / "config.toml"
     file.write_text(example, encoding="utf-8")
 
-    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known_names())
 
     assert config.gateway.trusted_proxies == ("127.0.0.1/32",)
     assert config.notices == ()
     file.write_text(in_a_container, encoding="utf-8")
-    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known_names())
     assert config.gateway.bind == "0.0.0.0"
 
 
@@ -57,7 +57,7 @@ def test_the_rule_of_the_page_about_events_loads(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(example, encoding="utf-8")
 
-    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known_names())
 
     assert config.rules[-1].id == "tell-me"
 
@@ -68,7 +68,7 @@ def test_the_first_example_of_the_page_about_the_configuration_loads(tmp_path: P
     file = tmp_path / "config.toml"
     file.write_text(example, encoding="utf-8")
 
-    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known_names())
 
     assert config.budgets.daily.tokens == 200_000
 
@@ -83,7 +83,7 @@ def test_the_token_of_the_page_about_tokens_loads(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(example, encoding="utf-8")
 
-    (token,) = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known()).tokens
+    (token,) = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known_names()).tokens
 
     assert token.budget is not None
     assert token.budget.monthly.tokens == 300_000

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.config.load import load
 from gateway.domain.mcp import McpServing
 
@@ -15,6 +15,6 @@ def test_the_configuration_of_the_page_serves_what_it_says(tmp_path: Path) -> No
     file = tmp_path / "config.toml"
     file.write_text(example, encoding="utf-8")
 
-    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known_names())
 
     assert config.mcp.serve == McpServing(is_enabled=True, tools=("calc", "notes"))

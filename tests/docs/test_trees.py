@@ -41,7 +41,7 @@ from gateway.control.policy import (
     MakeDecisionTree,
 )
 from gateway.control.rules import load_rules
-from gateway.control.trees.engine import MOST_PARTS, MOST_WORK, STUCK, TreePlan
+from gateway.control.trees.engine import MAX_PARTS, MAX_WORK, STUCK, TreePlan
 from gateway.control.trees.kinds import ALIASES, COMMON, HOSTED, KINDS, OPTION_ALIASES, TREE
 from gateway.control.trees.loading import load
 from gateway.domain.agents import AgentDef
@@ -236,8 +236,8 @@ def test_the_bounds_are_those_of_the_code() -> None:
     text = section("What holds whatever a tree does")
 
     assert f"{STUCK:,} times in a row" in text
-    assert f"{MOST_WORK:,} events" in text
-    assert f"{MOST_PARTS:,} parts" in text
+    assert f"{MAX_WORK:,} events" in text
+    assert f"{MAX_PARTS:,} parts" in text
     assert "`:finally` has five seconds" in text
     assert ENDING_S == 5
 

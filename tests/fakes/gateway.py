@@ -17,10 +17,10 @@ from zlib import crc32
 import anyio
 from anyio import to_thread
 
-from gateway.app.assembly import Gateway, assembled
+from gateway.app.assembly import Gateway, open_gateway
 from gateway.app.generation import web_settings
 from gateway.app.proposals import ConfigFile
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.config.load import LoadedConfig
 from gateway.config.load import read as read_config
 from gateway.config.values import GatewayConfig, Inputs
@@ -43,7 +43,7 @@ class Engine:
 
 ENGINE = Engine()
 START_S = 60.0  # nothing is measured by it: what hangs ends
-known()  # reads files, once: no test may do that while others wait
+known_names()  # reads files, once: no test may do that while others wait
 SOUL = "You answer tests."
 ROOT = Path(__file__).parents[2]
 
@@ -85,7 +85,7 @@ soul_path = "{folder / "soul.md"}"
 tools = {json.dumps(self.tools)}
 {self.agent}
 
-{"".join(_bundled(name, self.grants.get(name, ())) for name in self.tools if name in known().bundled)}
+{"".join(_bundled(name, self.grants.get(name, ())) for name in self.tools if name in known_names().bundled)}
 {self.rest}
 {"" if "[store]" in self.rest else ENGINE.of(folder)}
 """
@@ -131,7 +131,7 @@ def _bundled(name: str, more: tuple[str, ...]) -> str:
 [[plugins]]
 name = "{name}"
 path = "bundled:{name}"
-capabilities = {json.dumps([*known().bundled[name].needs, *more])}
+capabilities = {json.dumps([*known_names().bundled[name].needs, *more])}
 '''
 
 
@@ -163,14 +163,14 @@ async def running(
     is for bounds that no file may set so low."""
     path = await setup.written(folder)
 
-    inputs = await to_thread.run_sync(lambda: Inputs(environment, folder, folder, known()))
+    inputs = await to_thread.run_sync(lambda: Inputs(environment, folder, folder, known_names()))
 
     def read(other: Path | None = None) -> LoadedConfig:
         loaded = read_config(other or path, inputs)
         return replace(loaded, config=change(loaded.config))
 
     config = (await to_thread.run_sync(read)).config
-    assembling = assembled(config, version=VERSION, patience_s=patience_s, read=read)
+    assembling = open_gateway(config, version=VERSION, patience_s=patience_s, read=read)
     async with assembling as rooms:
         rooms.changes.file = ConfigFile(lambda: path, path, lambda: inputs)
         key = await to_thread.run_sync(make_key, config.gateway.data_dir)

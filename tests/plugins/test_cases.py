@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 
 from gateway.channels.adapter_json import read_description, read_formatted, read_parsed
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from tests.plugins.running import KINDS, PLUGINS, Guest, cases_of, problem
 
 TOOLS = [name for name, kind in KINDS.items() if kind == "tool"]
@@ -112,7 +112,7 @@ def test_what_an_adapter_says_can_be_used_by_the_host(adapter: Path) -> None:
         for one in description.recipes
     }
     is_called = description.transports[0].type == "webhook"
-    bundled = known().bundled[adapter.name]
+    bundled = known_names().bundled[adapter.name]
     assert (bundled.proofs, bundled.is_called) == (list(keys), is_called)
     for case in cases_of(adapter):
         if "expect_error" not in case:

@@ -15,7 +15,7 @@ def read(pieces: list[str], ask: Callable[[Lookahead], Waits[Any]]) -> tuple[Any
         try:
             next(asking)
         except StopIteration as stopped:
-            rest = ahead.take(10**9)
+            rest = ahead.consume(10**9)
             return stopped.value, rest + "".join(waiting)
         if waiting:
             ahead.feed(waiting.pop(0))

@@ -441,7 +441,7 @@ async def test_a_packed_answer_is_refused_unread(encoding: str, content_type: st
     packed = gzip.compress(b"\n" * 10_000_000)
     headers = {"content-encoding": encoding, "content-type": content_type}
     async with asking([Reply(raw=[packed], headers=headers)], max_retries=3) as (server, client):
-        with pytest.raises(ModelFailed, match="encoded") as failed:
+        with pytest.raises(ModelFailed, match="encoding") as failed:
             await client.reply(a_request(), Heard())
 
     assert failed.value.kind == "protocol"

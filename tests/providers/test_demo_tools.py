@@ -46,9 +46,7 @@ async def test_a_tool_that_it_has_not_is_said_to_be_missing() -> None:
     reply = await ask('call weather {"city": "Oslo"}', tools=(ToolSpec("other", ""),))
 
     assert reply.tool_calls == ()
-    assert reply.text.startswith(
-        "I have no tool weather. Those that I have: other. `exogate plugin"
-    )
+    assert reply.text.startswith("I have no tool weather. My tools: other. `exogate plugin")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.providers.failures import DETAIL_CAP, LONGEST_WAIT_S, Scrub, refused, retry_after_s
+from gateway.providers.failures import DETAIL_CAP, MAX_WAIT_S, Scrub, failure_of, retry_after_s
 from tests.providers.asking import KEY
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -15,7 +15,7 @@ NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 
 def kind(status: int, body: object = "") -> str:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return refused("p", status, {}, data, scrub=Scrub(), now=NOW).kind
+    return failure_of("p", status, {}, data, scrub=Scrub(), now=NOW).kind
 
 
 @pytest.mark.requirement("S-002-LLM-04")
@@ -72,8 +72,8 @@ def test_whoever_says_when_to_come_back_has_no_spent_account() -> None:
     error = {"code": 429, "message": "check your plan and billing", "status": "RESOURCE_EXHAUSTED"}
     body = json.dumps([{"error": {**error, "details": details}}]).encode()
 
-    failed = refused("gemini", 429, {}, body, scrub=Scrub(), now=NOW)
-    earlier = refused("gemini", 429, {"retry-after": "2"}, body, scrub=Scrub(), now=NOW)
+    failed = failure_of("gemini", 429, {}, body, scrub=Scrub(), now=NOW)
+    earlier = failure_of("gemini", 429, {"retry-after": "2"}, body, scrub=Scrub(), now=NOW)
 
     assert (failed.kind, failed.retry_after_s) == ("rate", 37.5)
     assert earlier.retry_after_s == 2.0
@@ -83,7 +83,7 @@ def test_whoever_says_when_to_come_back_has_no_spent_account() -> None:
 def test_any_other_delay_in_an_error_is_no_wait_and_no_crash(delay: object) -> None:
     body = json.dumps({"error": {"message": "m", "details": [{"retryDelay": delay}, 1, None]}})
 
-    failed = refused("p", 429, {}, body.encode(), scrub=Scrub(), now=NOW)
+    failed = failure_of("p", 429, {}, body.encode(), scrub=Scrub(), now=NOW)
 
     assert (failed.kind, failed.retry_after_s) == ("rate", None)
 
@@ -108,7 +108,7 @@ def test_any_other_delay_in_an_error_is_no_wait_and_no_crash(delay: object) -> N
 def test_the_providers_own_words_are_found(body: object, said: str) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
 
-    failed = refused("p", 400, {}, data, scrub=Scrub(), now=NOW)
+    failed = failure_of("p", 400, {}, data, scrub=Scrub(), now=NOW)
 
     assert said in failed.detail
     assert failed.status == 400
@@ -116,7 +116,7 @@ def test_the_providers_own_words_are_found(body: object, said: str) -> None:
 
 
 def test_a_redirect_says_what_to_do_about_it() -> None:
-    failed = refused("p", 302, {"location": "http://evil"}, b"", scrub=Scrub(), now=NOW)
+    failed = failure_of("p", 302, {"location": "http://evil"}, b"", scrub=Scrub(), now=NOW)
 
     assert "base_url" in failed.detail
     assert not failed.retryable
@@ -149,8 +149,8 @@ def test_a_scrub_never_prints_what_it_hides() -> None:
         ({"retry-after": "soon"}, None),
         ({"retry-after": "nan"}, None),
         ({"retry-after": "inf"}, None),
-        ({"retry-after": "1e308"}, LONGEST_WAIT_S),
-        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, LONGEST_WAIT_S),
+        ({"retry-after": "1e308"}, MAX_WAIT_S),
+        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, MAX_WAIT_S),
         ({"retry-after": f"Thu, {'1' * 500} Jan 2026 12:00:30 GMT"}, None),
         ({"retry-after": f"Thu, 01 Jan 2026 12:00:30 +{'9' * 400}"}, None),
     ],

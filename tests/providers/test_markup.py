@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.model import ToolSpec
-from gateway.providers.markup import MOST_CALLS, Recovery
+from gateway.providers.markup import MAX_CALLS, Recovery
 from tests.providers.marked import TOOLS, hermes, recovered
 
 
@@ -67,9 +67,9 @@ def test_space_around_calls_is_not_shown_unless_text_follows() -> None:
 
 
 def test_a_reply_has_a_bounded_number_of_calls() -> None:
-    shown, calls = recovered([hermes() * (MOST_CALLS + 5)])
+    shown, calls = recovered([hermes() * (MAX_CALLS + 5)])
 
-    assert (shown, len(calls)) == ("", MOST_CALLS)
+    assert (shown, len(calls)) == ("", MAX_CALLS)
 
 
 def test_of_a_broken_call_the_model_is_shown_the_beginning() -> None:

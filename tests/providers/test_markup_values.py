@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.model import ToolSpec
-from gateway.providers.markup import arguments_of, unescaped
+from gateway.providers.markup import encode_arguments, unescape_entities
 
 DEFINITIONS = {"number": {"type": "integer"}, "itself": {"$ref": "#/$defs/itself"}}
 
 
 def typed(value: str, schema: Any, *, is_json: bool = False) -> Any:
     parameters = json.dumps({"properties": {"a": schema}, "$defs": DEFINITIONS})
-    return json.loads(arguments_of(ToolSpec("t", "", parameters), [("a", value, is_json)]))["a"]
+    return json.loads(encode_arguments(ToolSpec("t", "", parameters), [("a", value, is_json)]))["a"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_value_has_the_type_that_its_schema_names(
 def test_where_the_schema_is_silent_the_dialect_may_say_that_it_is_json() -> None:
     assert typed("[1]", {}, is_json=True) == [1]
     assert typed("[1]", {"type": "string"}, is_json=True) == "[1]"
-    assert json.loads(arguments_of(None, [("a", "1", False), ("b", "1", True)])) == {
+    assert json.loads(encode_arguments(None, [("a", "1", False), ("b", "1", True)])) == {
         "a": "1",
         "b": 1,
     }
@@ -84,4 +84,4 @@ def test_a_string_survives_whatever_it_holds(text: str) -> None:
     ],
 )
 def test_entities_are_decoded_where_all_of_a_value_is_escaped(written: str, meant: str) -> None:
-    assert unescaped(written) == meant
+    assert unescape_entities(written) == meant

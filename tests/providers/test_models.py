@@ -20,7 +20,7 @@ async def test_the_named_provider_is_asked_and_no_other() -> None:
 async def test_an_unknown_provider_is_refused_with_the_known_ones() -> None:
     models = Models({"b": ScriptedModel(says("")), "a": ScriptedModel(says(""))})
 
-    with pytest.raises(ModelFailed, match="there are: a, b") as failed:
+    with pytest.raises(ModelFailed, match="known: a, b") as failed:
         await models.reply(a_request(provider="c"), Heard())
 
     assert not failed.value.retryable

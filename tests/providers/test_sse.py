@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.providers.wire import MOST_LINES, Event, SseDecoder
+from gateway.providers.wire import MAX_LINES, Event, SseDecoder
 from tests.providers.asking import cut
 
 BOM = b"\xef\xbb\xbf"
@@ -95,7 +95,7 @@ def test_lines_add_up_in_one_event_only() -> None:
 def test_an_event_of_very_many_lines_is_refused_before_they_are_read() -> None:
     decoder = SseDecoder()
 
-    decoder.feed(b"data\n" * (MOST_LINES - 1) + b"\n")
+    decoder.feed(b"data\n" * (MAX_LINES - 1) + b"\n")
 
     with pytest.raises(ValueError, match="lines"):
-        decoder.feed(b"data\n" * (MOST_LINES + 2) + b"\n")
+        decoder.feed(b"data\n" * (MAX_LINES + 2) + b"\n")

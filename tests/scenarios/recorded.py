@@ -305,7 +305,7 @@ async def a_site(folder: Path, change: Any = with_tools) -> AsyncIterator[Site]:
         scripted_server(script) as model,
         running(setup_of(model.url), folder, change) as site,
     ):
-        site.rooms.now.gate.register(FakeTool("work", work))
+        site.rooms.current.gate.register(FakeTool("work", work))
         yield site
 
 

@@ -23,7 +23,7 @@ async def test_every_route_is_in_the_document_and_nothing_else(tmp_path: Path) -
         running(Setup(model.url, rest=SERVING), tmp_path) as site,
     ):
         document = (await http(f"{site.url}/openapi.json")).json
-        app = site.rooms.web(web_settings(site.rooms.now.made.config, "key"))
+        app = site.rooms.web(web_settings(site.rooms.current.generation.config, "key"))
 
     starlette = app._routes._app
     assert isinstance(starlette, Starlette)

@@ -14,7 +14,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.app.working import Working
+from gateway.app.ready_generation import ReadyGeneration
 from gateway.channels.delivery import PlatformClient
 from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import ToolGate
@@ -131,7 +131,7 @@ def memory() -> float:
 def kept() -> Counter[str]:
     """How many there are of what is made anew for each generation. A socket may hold its last call, and so one."""
     gc.collect()
-    made = (Working, Registry, RunWorker, ToolGate, PlatformClient)
+    made = (ReadyGeneration, Registry, RunWorker, ToolGate, PlatformClient)
     return Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, made))
 
 

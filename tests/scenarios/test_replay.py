@@ -70,7 +70,7 @@ async def test_it_is_identical_after_a_restart_and_without_any_model_service(
         recorded = await record_all(site, client, PLANS[: len(KINDS)])
 
     async with running(setup_of(NOWHERE), tmp_path, with_tools) as site:
-        site.rooms.now.gate.register(FakeTool("work", work))
+        site.rooms.current.gate.register(FakeTool("work", work))
         async with connected(site.url) as client:
             answers = await replayed(client, recorded)
 
@@ -115,7 +115,7 @@ async def recorded_and_reopened(
         if soul is not None:
             await anyio.Path(folder / "soul.md").write_text(soul, encoding="utf-8")
             await site.rooms.reloads.reload()
-        site.rooms.now.gate.register(tool or FakeTool("work", work))
+        site.rooms.current.gate.register(tool or FakeTool("work", work))
         async with connected(site.url) as client:
             answer = await client.call("run.replay", run_id=one.run_id)
     assert not answer["identical"]
@@ -169,13 +169,13 @@ async def test_a_run_that_was_taken_up_again_replays_its_last_attempt(tmp_path: 
     async with scripted_server(script) as model:
         setup = Setup(model.url, agent="[agent.limits]\ntimeout_seconds = 30")
         async with running(setup, tmp_path, with_tools) as site:
-            site.rooms.now.gate.register(FakeTool("work", work))
+            site.rooms.current.gate.register(FakeTool("work", work))
             async with connected(site.url) as client:
                 sent = await client.send("hi")
                 await model.wait_for(2)
         held.set()
         async with running(setup, tmp_path, with_tools) as site:
-            site.rooms.now.gate.register(FakeTool("work", work))
+            site.rooms.current.gate.register(FakeTool("work", work))
             async with connected(site.url) as client:
                 await client.call("chat.resume", run_id=sent["run_id"])
                 events = await client.ended(sent["run_id"])
@@ -345,7 +345,7 @@ async def test_another_model_is_asked_with_the_recorded_results(tmp_path: Path, 
         running(Setup(model.url), tmp_path, agents(model="first")) as site,
         connected(site.url) as client,
     ):
-        site.rooms.now.gate.register(tool)
+        site.rooms.current.gate.register(tool)
         sent = await client.send("hi")
         await client.ended(sent["run_id"])
         answer = await client.call("run.replay", run_id=sent["run_id"], model="other")
@@ -368,7 +368,7 @@ async def test_what_models_used_for_a_tool_is_told_again(tmp_path: Path) -> None
         running(Setup(model.url), tmp_path, agents(model="first")) as site,
         connected(site.url) as client,
     ):
-        site.rooms.now.gate.register(tool)
+        site.rooms.current.gate.register(tool)
         sent = await client.send("hi")
         events = await client.ended(sent["run_id"])
         answer = await client.call("run.replay", run_id=sent["run_id"])
@@ -448,7 +448,7 @@ async def test_runs_that_met_others_replay_identically(tmp_path: Path, mode: str
     async with scripted_server(script) as model:
         setup = Setup(model.url, rest=f'[queue]\nmode = "{mode}"')
         async with running(setup, tmp_path, with_tools) as site, connected(site.url) as client:
-            site.rooms.now.gate.register(FakeTool("work", work))
+            site.rooms.current.gate.register(FakeTool("work", work))
             sent = [await client.send("one")]
             await model.wait_for(1)
             sent += [await client.send("two"), await client.send("three")]

@@ -40,7 +40,7 @@ async def site_of(
     """With one tool, `work`."""
     setup = Setup(model.url, wire=wire, **more)
     async with running(setup, folder, with_work) as site:
-        site.rooms.now.gate.register(FakeTool("work", act))
+        site.rooms.current.gate.register(FakeTool("work", act))
         async with connected(site.url) as client:
             yield client
 

@@ -52,28 +52,6 @@ async def test_an_answer_is_numbered_without_gaps_and_ends_once() -> None:
     assert events[0]["session_key"] == str(KEY)
 
 
-@pytest.mark.requirement("S-002-Tools-09")
-async def test_sources_are_told_before_the_end() -> None:
-    async def cites(arguments: object) -> str:
-        return '{"text": "so it is", "sources": [{"id": "n1", "url": "https://a.example"}]}'
-
-    model = ScriptedModel(says("look", ToolCall("1", "echo", "{}")), says("done"))
-    async with (
-        open_memory() as stores,
-        staged(model, stores, tool=FakeTool("echo", cites)) as stage,
-    ):
-        run = await stage.say("hi")
-
-    kinds = [event["type"] for event in stage.heard[run]]
-    assert kinds.index("tool_result") < kinds.index("source") < kinds.index("done")
-    assert stage.said(run, "source")[0]["source"] == {
-        "id": "n1",
-        "title": "n1",
-        "url": "https://a.example",
-        "tool_call_id": "1",
-    }
-
-
 @pytest.mark.requirement("S-002-Tools-12")
 async def test_a_tools_error_is_kept_as_one() -> None:
     async def fails(arguments: object) -> str:

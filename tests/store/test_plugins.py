@@ -5,13 +5,9 @@ import sqlite3
 from pathlib import Path
 
 import anyio
-import pytest
 
-from gateway.domain.errors import StoreUnavailable
-from gateway.store.tables import VERSION
-from tests.fakes.store import NOON, a_space, an_entry
+from tests.fakes.store import a_space, an_entry
 from tests.store.crash import KEEPING, embedded, start
-from tests.store.versions import of_version
 
 
 def test_what_was_set_is_there_after_a_kill(tmp_path: Path) -> None:
@@ -76,42 +72,3 @@ async def test_the_totals_are_what_a_count_would_give(tmp_path: Path) -> None:
             count = "SELECT count(*), sum(length(key) + length(value)) FROM plugin_value"
             assert await asked(tmp_path, count) == [(3, 1 + 1 + 2 + 3 + 1)]
             assert await asked(tmp_path, totals) == await asked(tmp_path, count)
-
-
-def old_database(data_dir: Path) -> None:
-    """Of the version before plugins kept anything, with one message in it."""
-    db = of_version(1, data_dir / "store.db")
-    db.execute(
-        "INSERT INTO session (id, key, agent, channel, account, peer, created_at, updated_at)"
-        " VALUES (1, 'demo:websocket:local:main', 'demo', 'websocket', 'local', 'main', 0, 0)"
-    )
-    db.execute(
-        "INSERT INTO run (run_id, message_id, session, seq, state, attempts, accepted_at,"
-        " matched_by, channel, account, digest, content)"
-        " VALUES ('run-a', 'msg-a', 1, 1, 'queued', 0, 0, 'default', 'websocket', 'local', '', 'hi')"
-    )
-    db.close()
-
-
-@pytest.mark.requirement("S-000-Store-03")
-async def test_a_database_without_plugins_gets_them_and_keeps_its_messages(tmp_path: Path) -> None:
-    await anyio.to_thread.run_sync(old_database, tmp_path)
-    with anyio.fail_after(60):
-        for _ in range(2):
-            async with embedded(tmp_path) as stores:
-                await stores.tools.set(a_space(), "k", "v")
-                assert [entry.new.content for entry in await stores.inbox.unfinished()] == ["hi"]
-
-    assert await asked(tmp_path, "PRAGMA user_version") == [(VERSION,)]
-    assert VERSION > 1
-
-
-async def test_sweeping_runs_takes_nothing_from_plugins(tmp_path: Path) -> None:
-    with anyio.fail_after(60):
-        async with embedded(tmp_path) as stores:
-            await stores.tools.set(a_space(), "k", "v")
-            await stores.care.sweep(before=NOON, limit=9)
-
-            assert await stores.tools.get(a_space(), "k") == "v"
-        with pytest.raises(StoreUnavailable):
-            await stores.tools.set(a_space(), "k", "v")

@@ -264,7 +264,7 @@ async def test_what_ends_while_more_is_set_aside_leaves_no_limit_exceeded_by_a_k
     assert {(one.used.tokens, one.held.tokens <= 385) for one in found} == {(15, True)}
 
 
-async def test_who_was_forestalled_reads_no_more_what_was_read_ahead(
+async def test_who_was_forestalled_reads_what_the_other_wrote_and_nothing_prefetched(
     surreal_database: SurrealDatabase,
 ) -> None:
     async with gateways(surreal_database, 2) as (here, there):

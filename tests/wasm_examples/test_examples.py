@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.cli.plugin_files import given
+from gateway.cli.plugin_files import find_source
 from gateway.cli.plugin_testing import read_cases, try_all
 from tests.plugins.running import Guest, Json, cases_of, problem
 
@@ -151,7 +151,7 @@ def test_a_plugin_of_the_public_extism_pdk_does_the_same(tmp_path: Path) -> None
     folder = EXAMPLES / "extism-assemblyscript"
     cases = read_cases(folder / "cases.json")
 
-    _, verdicts = anyio.run(try_all, tmp_path, given(str(folder)), cases)
+    _, verdicts = anyio.run(try_all, tmp_path, find_source(str(folder)), cases)
 
     assert [one.name for one in verdicts if one.problem] == []
     assert len(verdicts) == len(cases)

@@ -58,14 +58,13 @@ class KeyType:
 
     def may_hold(self, other: "KeyType") -> bool:
         """True if a value of the other type can be valid for this type; checked before a run."""
-        ours, theirs = (
-            kind.inner or ANY if kind.name == "option" else kind for kind in (self, other)
-        )
-        if "any" in {ours.name, theirs.name} or (ours.name, theirs.name) == ("float", "int"):
+        bare = [kind.inner or ANY if kind.name == "option" else kind for kind in (self, other)]
+        own, given = bare
+        if "any" in {own.name, given.name} or (own.name, given.name) == ("float", "int"):
             return True
-        if ours.name != theirs.name:
+        if own.name != given.name:
             return False
-        return not (ours.inner and theirs.inner) or ours.inner.may_hold(theirs.inner)
+        return not (own.inner and given.inner) or own.inner.may_hold(given.inner)
 
 
 ANY = KeyType("any")
@@ -255,8 +254,8 @@ class TreePlan:
 
 Emit = Callable[[str, Mapping[str, object]], None]
 
-MOST_WORK = 1_000  # loop items and events without an input from outside
-MOST_PARTS = 10_000  # of a value
+MAX_WORK = 1_000  # loop items and events without an input from outside
+MAX_PARTS = 10_000  # of a value
 PARTS_A_WORK = 100  # parts of a value that count as one unit of work
 
 
@@ -305,8 +304,8 @@ class TreeState:
     def spend(self, work: int = 1) -> None:
         """Raises TreeTooMuch."""
         self.work += work
-        if self.work > MOST_WORK:
-            raise TreeTooMuch(f"more than {MOST_WORK} loop items and events without any input")
+        if self.work > MAX_WORK:
+            raise TreeTooMuch(f"more than {MAX_WORK} loop items and events without any input")
 
     def wake(self) -> None:
         """Requests another tick. A call during a tick comes from the tree and is not an input."""
@@ -362,7 +361,10 @@ class TreeFrame:
             if not self.types.get(name, ANY).accepts(value):
                 raise BadWrite(f"{name} is {self.types[name]}, not {type(value).__name__}")
             if isinstance(value, list | dict) and value:
-                self._check_size(name, value)
+                parts = count_parts(value)
+                self.state.spend(parts // PARTS_A_WORK)
+                if parts > MAX_PARTS:
+                    raise BadWrite(f"{name} cannot hold more than {MAX_PARTS} parts")
             if self.values[name] is not value:
                 self.values[name] = value
                 if name in self.state.watched:
@@ -375,12 +377,6 @@ class TreeFrame:
     def has(self, name: str) -> bool:
         is_here = name in self.values or name in self.links
         return is_here or (self.outer is not None and self.outer.has(name))
-
-    def _check_size(self, name: str, value: object) -> None:
-        parts = count_parts(value)
-        self.state.spend(parts // PARTS_A_WORK)
-        if parts > MOST_PARTS:
-            raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
 
 
 def initial_values(plan: TreePlan) -> dict[str, object]:
@@ -397,13 +393,13 @@ def initial_values(plan: TreePlan) -> dict[str, object]:
 
 def count_parts(value: object) -> int:
     """Counts the parts of a value at all depths, shared parts more than once. Stops after
-    MOST_PARTS."""
+    MAX_PARTS."""
     waiting, count = [value], 0
-    while waiting and count <= MOST_PARTS:
+    while waiting and count <= MAX_PARTS:
         one = waiting.pop()
         if isinstance(one, list | tuple | dict):
             count += len(one)
-            if count <= MOST_PARTS:
+            if count <= MAX_PARTS:
                 waiting.extend(one.values() if isinstance(one, dict) else one)
     return count
 

@@ -37,12 +37,7 @@ WANTS: Mapping[str, Want] = {
     # The loader has code of its own for these.
     **dict.fromkeys(("flag", "cases", "schema", "node"), Want("something else")),
 }
-COMMON: Mapping[str, str] = {
-    "when": "expression",
-    "doc": "text",
-    "id": "word",
-    "on-error": "word",
-}
+COMMON: Mapping[str, str] = {"when": "expression", "doc": "text", "id": "word", "on-error": "word"}
 
 
 @dataclass(frozen=True, slots=True)

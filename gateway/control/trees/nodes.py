@@ -14,7 +14,7 @@ from typing import cast
 from gateway.control.expressions import EVALUATION_ERRORS
 from gateway.control.trees.engine import (
     FAILURE,
-    MOST_PARTS,
+    MAX_PARTS,
     NOT_BEGUN,
     RUNNING,
     SKIPPED,
@@ -67,7 +67,7 @@ def holds(plan: NodePlan, frame: TreeFrame, test: Operand | None) -> bool:
 
 def number_of(plan: NodePlan, frame: TreeFrame, value: Operand) -> float:
     """Returns the value of an operand. Raises TreeAbort if it is not a number."""
-    number = value.constant if value.run is None else value.run(frame)
+    number = value.of(frame)
     if isinstance(number, int | float) and type(number) is not bool:
         return number
     raise TreeAbort(f"{plan.path}: a number is needed, not {type(number).__name__}")
@@ -87,9 +87,7 @@ class LeafCall:
     def option(self, name: str) -> object:
         """Returns the current value of an option; None if it is absent."""
         value = self.plan.options.get(name)
-        if value is None or value.run is None:
-            return value and value.constant
-        return value.run(self.frame)
+        return value and value.of(self.frame)
 
     @property
     def values(self) -> list[object]:
@@ -181,12 +179,10 @@ def check(plan: NodePlan, frame: TreeFrame) -> TickStatus:
 
 def assign(plan: NodePlan, frame: TreeFrame) -> TickStatus:
     """Sets keys. All values are computed before the first key is set."""
-    found: dict[str, object] = {}
-    for key, value in plan.options.items():
-        found[key] = value.constant if value.run is None else value.run(frame)
+    values = {key: value.of(frame) for key, value in plan.options.items()}
     try:
-        for key, new in found.items():
-            frame.set(key, new)
+        for key, value in values.items():
+            frame.set(key, value)
     except BadWrite as error:
         return status_of(plan, frame, error)
     return SUCCESS
@@ -195,8 +191,8 @@ def assign(plan: NodePlan, frame: TreeFrame) -> TickStatus:
 def emit(plan: NodePlan, frame: TreeFrame) -> TickStatus:
     event, *payload = [value.of(frame) for value in plan.values]
     data = cast(Mapping[str, object], payload[0] if payload else {})
-    if count_parts(data) > MOST_PARTS:
-        return fail_with(plan, frame, f"an event cannot hold more than {MOST_PARTS} parts", "emit")
+    if count_parts(data) > MAX_PARTS:
+        return fail_with(plan, frame, f"an event cannot hold more than {MAX_PARTS} parts", "emit")
     frame.state.spend()
     frame.state.host.emit(str(event), data)
     return SUCCESS

@@ -149,7 +149,7 @@ def test_a_star_hears_what_other_rules_emit() -> None:
         ("batch.dedupe = 'type:payload'", "", (0, 0), ""),
         ("batch.dedupe = 'type:foo.x'", "batch.dedupe", (5, 22), 'unknown name "foo"'),
         ("do = [{ notify = 'a {b}' }]", "do.0.notify", (4, 22), 'unknown name "b"'),
-        ("do = [{ notify = '' }]", "do.0.notify", (4, 18), "should not be empty"),
+        ("do = [{ notify = '' }]", "do.0.notify", (4, 18), "text is empty"),
         ("do = [{ log = '{' }]", "do.0.log", (4, 16), "single brace"),
         ("do = [{ interrupt = '}' }]", "do.0.interrupt", (4, 22), "single brace"),
         ("do = [{ set_state = { a = '1 +' } }]", "do.0.set_state.a", (4, 28), "cannot be read"),

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.control.expressions import ExpressionFailed, ExpressionInvalid
-from gateway.control.rules import MOST, MOST_RENDERED, MOST_TEMPLATE, compile_path, compile_template
+from gateway.control.rules import (
+    MAX_RENDERED,
+    MAX_TEMPLATE,
+    MAX_VALUE,
+    compile_path,
+    compile_template,
+)
 
 
 def rendered(text: str, **payload: Any) -> str:
@@ -71,8 +77,8 @@ def test_a_value_that_is_no_number_cannot_be_written_as_one(value: object) -> No
 
 
 def test_a_long_value_is_cut() -> None:
-    assert len(rendered("{payload.n}", n="x" * 1_000_000)) == MOST
-    assert len(rendered("{payload.n}", n=["x" * 10] * 1_000)) == MOST
+    assert len(rendered("{payload.n}", n="x" * 1_000_000)) == MAX_VALUE
+    assert len(rendered("{payload.n}", n=["x" * 10] * 1_000)) == MAX_VALUE
 
 
 def test_what_stands_in_a_value_is_no_template() -> None:
@@ -101,10 +107,10 @@ def test_any_text_is_a_template_or_is_refused_inside_of_it(text: str) -> None:
 
 
 def test_no_text_is_longer_than_anybody_reads_before_its_values_or_after() -> None:
-    with pytest.raises(ExpressionInvalid, match=f"longer than {MOST_TEMPLATE}"):
-        compile_template("x" * (MOST_TEMPLATE + 1))
+    with pytest.raises(ExpressionInvalid, match=f"longer than {MAX_TEMPLATE}"):
+        compile_template("x" * (MAX_TEMPLATE + 1))
 
-    shown = rendered("{payload.a}" * 100, a="y" * MOST)
+    shown = rendered("{payload.a}" * 100, a="y" * MAX_VALUE)
 
-    assert len(shown) == MOST_RENDERED
+    assert len(shown) == MAX_RENDERED
     assert shown.endswith("y...")

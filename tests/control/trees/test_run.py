@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from gateway.control.trees import nodes
 from gateway.control.trees.engine import (
     FAILURE,
-    MOST_PARTS,
-    MOST_WORK,
+    MAX_PARTS,
+    MAX_WORK,
     RUNNING,
     SKIPPED,
     STUCK,
@@ -291,8 +291,8 @@ def test_a_tree_that_lets_nothing_else_have_its_turn_is_ended_and_its_end_runs(b
     outcome = ended(run)
 
     assert (outcome.status, outcome.reason) == (FAILURE, "internal_error")
-    assert f"more than {MOST_WORK} loop items and events" in outcome.detail
-    assert len(stage.events) <= MOST_WORK + 1
+    assert f"more than {MAX_WORK} loop items and events" in outcome.detail
+    assert len(stage.events) <= MAX_WORK + 1
     assert (stage.events[-1], stage.log) == (("own.end", {}), ["clean"])
 
 
@@ -325,5 +325,5 @@ def test_no_value_grows_beyond_what_can_be_looked_at(body: str) -> None:
     outcome = ended(stage.run(f'(tree "t" :blackboard-schema {{{KEYS}}} {body})'))
 
     assert outcome.failure is not None
-    assert f"more than {MOST_PARTS} parts" in str(outcome.failure["message"])
+    assert f"more than {MAX_PARTS} parts" in str(outcome.failure["message"])
     assert stage.events == []

@@ -1,4 +1,4 @@
-"""A generation made ready to work: texts read, plugins loaded, servers there. Nobody sees it before the swap."""
+"""Prepares a generation: reads its texts, loads its plugins and opens its tool servers. It takes effect at the swap."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,17 +9,15 @@ from types import ModuleType
 from anyio import to_thread
 
 from gateway.agent.leaves import Plans
-from gateway.app.generation import Generation, Look
-from gateway.app.shared import NO_PROVIDERS, Part, Providers, Shared, models, open_fetch
-from gateway.app.trial import refused
+from gateway.app.generation import FileSnapshot, Generation, souls_and_plans
+from gateway.app.shared import NO_PROVIDERS, Providers, Shared, SharedResource, models, open_fetch
+from gateway.app.trial import find_refusals, find_unreadable
 from gateway.channels.adapter_json import read_description
 from gateway.config.problems import Code, ConfigFinding, KeyPath
 from gateway.config.values import GatewayConfig, ObservabilitySettings
-from gateway.control.trees.reader import TreeInvalid
-from gateway.domain.errors import GatewayError, SoulUnreadable
+from gateway.domain.errors import GatewayError
 from gateway.domain.events import AuditEvent
 from gateway.domain.ports import Clock, Model, Tool
-from gateway.host.files import FileTexts
 from gateway.host.folder import Folder
 from gateway.memory.recall import Recall
 from gateway.memory.souls import Souls
@@ -40,7 +38,7 @@ from gateway.tools.results import ResultTool
 
 
 class GenerationRefused(GatewayError):
-    """It cannot be made as it is configured; `findings` say where and why."""
+    """The configuration cannot be put into force; `findings` say where and why."""
 
     code = "config_error"
 
@@ -50,13 +48,13 @@ class GenerationRefused(GatewayError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Working:
-    """A generation with all that it opened. `servers` are parts that other generations may have too; `turns`
-    counts those that have begun under it and have not ended."""
+class ReadyGeneration:
+    """A generation with its open resources. Other generations may share `servers` and `traces`. `turns` counts its running
+    turns."""
 
     number: int
-    made: Generation
-    look: Look
+    generation: Generation
+    snapshot: FileSnapshot
     providers: Providers
     model: Model
     souls: Souls
@@ -64,64 +62,65 @@ class Working:
     plugins: Plugins
     sandbox: Sandbox
     gate: ToolGate
-    servers: Sequence[Part] = ()
-    traces: Part | None = None
+    servers: Sequence[SharedResource] = ()
+    traces: SharedResource | None = None
     turns: TurnCount = field(default_factory=TurnCount)
 
     def begin(self) -> None:
-        """Its servers offer it their tools."""
+        """Subscribes to the tools of the servers."""
         for part in self.servers:
             part.value.offer_to(self.gate.renew)
 
     def end(self, shared: Shared) -> None:
-        """Nothing of it is at work any more."""
+        """Unsubscribes from the servers and releases them, after the last turn."""
         for part in self.servers:
             part.value.gates.remove(self.gate.renew)
         self.leave(shared)
 
     def leave(self, shared: Shared) -> None:
-        """Servers and a tracer that no other generation has are closed."""
+        """Releases the shared resources."""
         for part in (*self.servers, *((self.traces,) if self.traces else ())):
-            shared.parts.leave(part)
+            shared.resources.release(part)
 
 
-async def prepared(
-    made: Generation,
+async def prepare(
+    generation: Generation,
     shared: Shared,
-    before: Working | None = None,
+    before: ReadyGeneration | None = None,
     *,
-    look: Look,
+    snapshot: FileSnapshot,
     patience_s: float = LOAD_WAIT_S,
-) -> Working:
-    """The generation after the one `before`. What did not change is taken over; `look` is at the files that
-    it is made of. At a start a plugin may come late or be refused alone; at a reload nothing may be missing.
+) -> ReadyGeneration:
+    """Prepares the generation after `before`, from which it takes unchanged parts. `snapshot` is the snapshot of its files.
 
-    Raises GenerationRefused; at a start SoulUnreadable, TreeInvalid.
+    At a start (`before` is None) a plugin may load late or be refused alone. A reload needs every plugin and text. Raises
+    GenerationRefused; at a start SoulUnreadable, TreeInvalid.
     """
-    config, stores, clock = made.config, shared.stores, shared.clock
-    if config.providers:  # before any call: to build it later would block the event loop
-        await to_thread.run_sync(made.prices.warm)
-    souls = Souls(FileTexts(), made.souls, clock=clock, templates=made.templates)
-    plans = Plans(FileTexts(), made.trees, decisions=made.decisions)
-    if before is None:
-        await souls.load()
-        await plans.load()
-    findings = [] if before is None else await _unread(look, souls, plans)
+    config, stores, clock = generation.config, shared.stores, shared.clock
+    if config.providers:  # a later build would block the event loop during a call
+        await to_thread.run_sync(generation.prices.warm)
+    souls, plans = await to_thread.run_sync(souls_and_plans, config, generation.decisions, clock)
+    findings = list[ConfigFinding]()
     sandbox = await _sandbox(config, shared)
     plugins = Plugins()
     if before is None:
+        await souls.load()
+        await plans.load()
         await plugins.load_within(sandbox, config.plugins, shared.group, wait_s=patience_s)
     else:
-        await before.plugins.ready([one.name for one in before.made.config.plugins])
-        plugins.known = before.plugins.unchanged(config.plugins, look.digests)
+        for path, why in (await find_unreadable(souls, plans)).items():
+            place = snapshot.keys.get(path, ())
+            findings.append(finding(place, why, "correct the file or the path"))
+        await before.plugins.ready([one.name for one in before.generation.config.plugins])
+        plugins.known = before.plugins.unchanged(config.plugins, snapshot.digests)
         await plugins.load(sandbox, config.plugins)
         findings += _refused(config, plugins, clock)
-        made.rules.keep_faults(before.made.rules)
+        generation.rules.keep_faults(before.generation.rules)
     if findings:
         raise GenerationRefused(findings)
     recall = Recall(stores.facts)
     tools: tuple[Tool, ...] = (
-        MemoryTool(stores.facts, recall, clock, shared.ids, made.sharing),
+        MemoryTool(stores.facts, recall, clock, shared.ids, generation.sharing),
         ResultTool(stores.tools, stores.sessions),
         *plugins.tools,
     )
@@ -129,10 +128,10 @@ async def prepared(
     gate = make_gate(tools, schemas=SchemaChecks(), clock=clock, originals=stores.tools)
     servers = await _servers(config, shared, gate)
     providers = shared.providers(config, before.providers if before else NO_PROVIDERS)
-    return Working(
+    return ReadyGeneration(
         number=before.number + 1 if before else 1,
-        made=made,
-        look=look,
+        generation=generation,
+        snapshot=snapshot,
         providers=providers,
         model=models(providers),
         souls=souls,
@@ -145,7 +144,7 @@ async def prepared(
     )
 
 
-async def _traces(settings: ObservabilitySettings, shared: Shared) -> Part | None:
+async def _traces(settings: ObservabilitySettings, shared: Shared) -> SharedResource | None:
     endpoint, content = settings.otlp_endpoint, settings.otlp_content
     if endpoint is None:
         return None
@@ -154,60 +153,46 @@ async def _traces(settings: ObservabilitySettings, shared: Shared) -> Part | Non
     headers = tuple((name, value.reveal()) for name, value in settings.otlp_headers.items())
     collector = Collector(endpoint, headers, content)
     how = (shared.http, shared.clock, shared.reports, shared.logs.clean)
-    return await shared.parts.use(collector, partial(tracing, collector, *how))
-
-
-async def _unread(look: Look, *texts: Souls | Plans) -> list[ConfigFinding]:
-    """The texts that cannot be used."""
-    findings: list[ConfigFinding] = []
-    for path, read in ((path, each.read) for each in texts for path in each.files):
-        try:
-            await read(path)
-        except (SoulUnreadable, TreeInvalid) as error:
-            why, fix = str(error).partition("\n")[0], "correct the file or the path"
-            findings.append(finding(look.keys.get(path, ()), why, fix))
-    return findings
+    return await shared.resources.acquire(collector, partial(tracing, collector, *how))
 
 
 def finding(place: KeyPath, message: str, fix: str) -> ConfigFinding:
-    """Why a generation cannot be made."""
+    """Returns the reason why a generation is refused."""
     return ConfigFinding(Code.REFUSED_AT_START, place, message, fix)
 
 
 def _refused(config: GatewayConfig, plugins: Plugins, clock: Clock) -> Iterator[ConfigFinding]:
-    places = {one.name: index for index, one in enumerate(config.plugins)}
-    for kind, name, why in refused(config.channels, plugins, clock):
-        place: KeyPath = ("channels", name)
-        fix = f"exogate channel set {name} changes what it is given"
-        if kind == "plugins":
-            place = ("plugins", places[name], *(("sha256",) if "sha256" in why else ()))
-            fix = f"exogate plugin inspect {name} shows what it needs and has"
-        yield finding(place, f"{kind[:-1]} {name}: {why}", fix)
+    for place, name, why in find_refusals(config, plugins, clock):
+        kind, fix = "channel", f"exogate channel set {name} changes its settings"
+        if place[0] == "plugins":
+            kind, fix = "plugin", f"exogate plugin inspect {name} shows its needs and grants"
+        yield finding(place, f"{kind} {name}: {why}", fix)
 
 
 async def _sandbox(config: GatewayConfig, shared: Shared) -> Sandbox:
-    """The one of the process, with the host functions that these plugins are granted."""
+    """Returns the sandbox of the process, with the host functions that these plugins are granted."""
     enabled = [one for one in config.plugins if one.is_enabled]
     functions = await to_thread.run_sync(host_functions, enabled, {"folder": Folder()})
     deps = HostDeps(NoFetch(), shared.stores.tools, shared.clock, read_description)
     cache, limits = config.gateway.data_dir / "plugins", config.sandbox
     opening = partial(open_sandbox, cache, deps, workers=limits.workers, idle_s=limits.idle_s)
-    sandbox: Sandbox = (await shared.parts.use("sandbox", opening)).value
+    sandbox: Sandbox = (await shared.resources.acquire("sandbox", opening)).value
     fetch = sandbox.deps.fetch
     if any(plugin.origins for plugin in enabled):
-        fetch = (await shared.parts.use("fetch", open_fetch)).value
+        fetch = (await shared.resources.acquire("fetch", open_fetch)).value
     return replace(sandbox, deps=replace(sandbox.deps, fetch=fetch, functions=functions))
 
 
-async def _servers(config: GatewayConfig, shared: Shared, gate: ToolGate) -> Sequence[Part]:
-    """Each is connected when a turn of an agent that has it begins."""
+async def _servers(
+    config: GatewayConfig, shared: Shared, gate: ToolGate
+) -> Sequence[SharedResource]:
+    """Opens the MCP servers, which connect when a turn needs them."""
     if not config.mcp.servers:
         return ()
-    # An extra, and slow to import.
-    connections, servers = await to_thread.run_sync(_mcp)
+    connections, servers = await to_thread.run_sync(_import_mcp)
 
     async def on_changed(facts: Mapping[str, object]) -> None:
-        shared.tell("mcp.tool.changed", facts)
+        shared.publish("mcp.tool.changed", facts)
         event = AuditEvent(shared.clock.now(), "mcp.tool.changed", f"mcp:{facts['server']}", facts)
         await shared.stores.audit.append(event)
 
@@ -216,19 +201,19 @@ async def _servers(config: GatewayConfig, shared: Shared, gate: ToolGate) -> Seq
         clock=shared.clock,
         schemas=SchemaChecks(),
         store=shared.stores.tools,
-        publish=shared.tell,
+        publish=shared.publish,
         report_change=on_changed,
         random=random.random,
     )
     found = [
-        await shared.parts.use(("mcp", one), partial(servers.open_server, one, means))
+        await shared.resources.acquire(("mcp", one), partial(servers.open_server, one, means))
         for one in config.mcp.servers
     ]
     gate.foreign = servers.Servers({part.value.server.name: part.value for part in found})
     return found
 
 
-def _mcp() -> tuple[ModuleType, ModuleType]:
+def _import_mcp() -> tuple[ModuleType, ModuleType]:
     from gateway.mcp import connections, servers  # noqa: PLC0415  # an extra, and slow to import
 
     return connections, servers
