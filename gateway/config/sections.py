@@ -31,6 +31,7 @@ from gateway.domain.plugins import (
 )
 from gateway.domain.settings import NEEDED, Setting
 from gateway.domain.text import choose, nearest, quoted
+from gateway.domain.version import VERSION
 
 MOST = 1_000  # findings about unknown keys; further ones are counted
 DEEPEST = 40  # levels of nested tables
@@ -392,8 +393,12 @@ class SectionReader:
     ) -> Any:
         if raw in choices and not isinstance(raw, bool):
             return about.words.get(str(raw), raw)
+        message = f"{show(path, raw)} is not allowed here"
         fix = choose(raw if isinstance(raw, str) else "", [str(one) for one in choices])
-        return self.wrong(Code.NOT_A_CHOICE, path, f"{show(path, raw)} is not allowed here", fix)
+        if path == ("config_version",):
+            message = f"exogate {VERSION} does not read version {show(path, raw)} of this file"
+            fix = f"write {dotted(path)} = 1, or install a newer exogate"
+        return self.wrong(Code.NOT_A_CHOICE, path, message, fix)
 
     def _number(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         is_whole = kind is int and about.scale == 1

@@ -164,7 +164,10 @@ class _Attempt:
                 reader.end("cut")
 
     async def _read(self, answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
-        headers = {one: answer.headers[one] for one in RECORDED_HEADERS if one in answer.headers}
+        headers: dict[str, str] = {}
+        for name in RECORDED_HEADERS:
+            if name in answer.headers:
+                headers[name] = answer.headers[name]
         if reader.request.record is not None:
             reader.request.record("head", answer.status, headers)
         encoding = headers.get("content-encoding", "identity").strip().lower()

@@ -161,6 +161,13 @@ def test_a_mistake_is_shown_at_its_place(arena: Arena, name: str) -> None:
     assert all(p.source == "config.toml" and p.message and p.fix for p in problems)
 
 
+def test_a_file_of_a_newer_version_is_told_apart_from_a_wrong_value(arena: Arena) -> None:
+    (problem,) = arena.problems("config_version = 2")
+
+    assert "does not read version 2 of this file" in problem.message
+    assert "install a newer exogate" in problem.fix
+
+
 @pytest.mark.requirement("S-003-Config-08")
 def test_everything_that_is_wrong_is_said_at_once(arena: Arena) -> None:
     text = "\n".join(

@@ -60,11 +60,12 @@ def test_every_field_of_an_answer_or_an_event_is_documented() -> None:
 
 
 def test_every_method_needs_the_scopes_that_are_documented() -> None:
-    needs = PROTOCOL.split("resources return `not_found`. ", 1)[1].split(".\n\n", 1)[0]
-    talk, route, audit, _rest = needs.split(" need", 3)
-    named = dict.fromkeys(re.findall(r"`(\w+\.\w+)`", talk), ("chat",))
-    named |= dict.fromkeys(re.findall(r"`(\w+\.\w+)`", route), ("read",))
-    named |= dict.fromkeys(re.findall(r"`(\w+\.\w+)`", audit), ("admin",))
+    needs = rows("Who you are")
+    named = {
+        method: (scope,)
+        for scope in ("chat", "read", "admin")
+        for method in re.findall(r"`(\w+\.\w+)`", needs[scope])
+    }
 
     for method in METHODS:
         assert method.scope == named.pop(method.name, ("chat", "read")), method.name

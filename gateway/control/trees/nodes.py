@@ -179,7 +179,9 @@ def check(plan: NodePlan, frame: TreeFrame) -> TickStatus:
 
 def assign(plan: NodePlan, frame: TreeFrame) -> TickStatus:
     """Sets keys. All values are computed before the first key is set."""
-    values = {key: value.of(frame) for key, value in plan.options.items()}
+    values: dict[str, object] = {}
+    for key, operand in plan.options.items():
+        values[key] = operand.of(frame)
     try:
         for key, value in values.items():
             frame.set(key, value)
