@@ -48,7 +48,7 @@ def event_of(call: ast.Call) -> tuple[str, ast.expr] | None:
         case ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=level)) if level in LEVELS:
             known = {"exception": "error", "log": "info"}
             return known.get(level, level), call.args[LEVELS[level]]
-        case ast.Call(func=ast.Name(id="result_of" | "contained")):
+        case ast.Call(func=ast.Name(id="result_of" | "contain")):
             return "error", call.args[0]
         case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr="_own")):
             return "warning", call.args[0]

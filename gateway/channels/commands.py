@@ -11,7 +11,7 @@ from gateway.channels.adapters import Incoming
 from gateway.channels.intake import address_of
 from gateway.codec import decode
 from gateway.domain.agents import Address, AgentDef, speaker
-from gateway.domain.budgets import Limit, Scope, Tally, day_of, shown
+from gateway.domain.budgets import Limit, Scope, Tally, day_of, in_unit
 from gateway.domain.channels import ChannelDef, Pairing
 from gateway.domain.errors import Busy, NoRoute, NotFound, NotOfProject
 from gateway.domain.facts import Fact, FactQuery, Recalled, fact_view
@@ -226,7 +226,7 @@ class ChatCommands:
         verb, _, code = argument.partition(" ")
         place, by = (at.channel, at.account), speaker(at.channel, at.account, at.sender or at.peer)
         if verb in {"", "list"}:
-            listed = await self.access.listed(channel=at.channel, limit=MOST_LISTED)
+            listed = await self.access.list_pairings(channel=at.channel, limit=MOST_LISTED)
             here = [_pairing(one) for one in listed if one.account == at.account]
             return _bullets(here) or "No pairing requests, no approved people."
         if verb not in {"approve", "deny"} or not code.strip():
@@ -255,7 +255,7 @@ def _spent(tally: Tally, limit: Limit) -> Sequence[str]:
     """Returns a row for each limited unit; without a limit, one row for tokens."""
     used = {"tokens": tally.used.tokens, "usd": tally.used.nano_usd}
     rows = [
-        f"{shown(unit, used[unit]):,} of {shown(unit, bound):,} {unit}"
+        f"{in_unit(unit, used[unit]):,} of {in_unit(unit, bound):,} {unit}"
         for unit, bound in limit.bounds()
     ]
     return rows or [f"{used['tokens']:,} tokens"]

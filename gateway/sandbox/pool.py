@@ -21,7 +21,7 @@ from anyio import Semaphore, to_thread
 from anyio.abc import TaskGroup
 
 from gateway.domain.ports import Clock
-from gateway.domain.supervision import contained, result_of, supervise
+from gateway.domain.supervision import contain, result_of, supervise
 from gateway.sandbox.protocol import (
     ALL_ASKED_BYTES,
     ASKED_BYTES,
@@ -367,7 +367,7 @@ class Pool:
                 pending.abandon()
                 link.send(Kind.CANCEL, number)
                 watch = partial(self._require_end, place, link, pending)
-                self._group.start_soon(contained, "the end of a call", watch)
+                self._group.start_soon(contain, "the end of a call", watch)
         if not pending.done.is_set():
             return Outcome("timeout", "it did not end in time")
         return pending.outcome or Outcome("crashed", _CRASHED)
@@ -441,7 +441,7 @@ class Pool:
         with theirs, anyio.CancelScope(shield=True):
             await loop.create_connection(lambda: link, sock=ours)
             process = await to_thread.run_sync(_spawn, self._command, theirs, self._folder)
-        self._group.start_soon(contained, "a worker", partial(self._watch, link, process))
+        self._group.start_soon(contain, "a worker", partial(self._watch, link, process))
         return process
 
     async def _watch(self, link: WorkerSocket, process: subprocess.Popen[bytes]) -> None:

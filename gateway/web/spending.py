@@ -28,7 +28,7 @@ from gateway.domain.budgets import (
     Unit,
     UsageSum,
     day_of,
-    shown,
+    in_unit,
 )
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Clock, Ledger
@@ -117,10 +117,10 @@ class BudgetMethods:
         sums = await self.spending.usage(params.by, since, until)
         total = sum(sums, UsageSum(""))
         rows = [
-            build(api.UsageRow, one, cost_usd=shown("usd", one.nano_usd), **{params.by: one.name})
+            build(api.UsageRow, one, cost_usd=in_unit("usd", one.nano_usd), **{params.by: one.name})
             for one in sums
         ]
-        whole = build(api.UsageFigures, total, cost_usd=shown("usd", total.nano_usd))
+        whole = build(api.UsageFigures, total, cost_usd=in_unit("usd", total.nano_usd))
         return api.UsageReport(rows=rows, total=whole)
 
     async def budget_resync(self, call: Call, _: Params) -> api.BudgetResync:
@@ -169,9 +169,9 @@ def budget_rows(wanted: Scope, tally: Tally, limit: Limit) -> Sequence[api.Budge
         rows.append(
             api.BudgetRow(
                 scope=str(scope),
-                limit=None if bound is None else shown(unit, bound),
-                used=shown(unit, tally.used.tokens if is_tokens else tally.used.nano_usd),
-                reserved=shown(unit, tally.held.tokens if is_tokens else tally.held.nano_usd),
+                limit=None if bound is None else in_unit(unit, bound),
+                used=in_unit(unit, tally.used.tokens if is_tokens else tally.used.nano_usd),
+                reserved=in_unit(unit, tally.held.tokens if is_tokens else tally.held.nano_usd),
                 period_start=scope.period_start or tally.since,
                 resets_at=scope.resets_at,
                 unit=unit,
@@ -207,7 +207,7 @@ def _query(principal: Principal, params: api.BudgetRecords) -> RecordQuery:
 
 
 def spending_record(one: TokenRecord) -> api.SpendingRecord:
-    agent, cost = one.session_key.agent, shown("usd", one.nano_usd)
+    agent, cost = one.session_key.agent, in_unit("usd", one.nano_usd)
     return build(api.SpendingRecord, one, timestamp=one.at, agent_id=agent, cost_estimate_usd=cost)
 
 

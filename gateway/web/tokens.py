@@ -12,7 +12,7 @@ from gateway.api import spending as api
 from gateway.api.declarations import build
 from gateway.api.errors import Forbidden, wrong
 from gateway.budgets import LiveBudgets
-from gateway.domain.budgets import OPERATORS, Limit, TokenBudget, shown
+from gateway.domain.budgets import OPERATORS, Limit, TokenBudget, in_unit
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import AuditEvent
 from gateway.domain.ports import Clock, Ledger, TokenStore
@@ -192,7 +192,7 @@ def _limits(budget: TokenBudget | None) -> dict[str, object] | None:
     limits = {name: getattr(budget, name) for name in ("session", "daily", "monthly")}
     found: dict[str, object] = {}
     for name, limit in limits.items():
-        bounds = {unit: shown(unit, bound) for unit, bound in limit.bounds()}
+        bounds = {unit: in_unit(unit, bound) for unit, bound in limit.bounds()}
         if bounds:
             found[name] = bounds["tokens"] if bounds.keys() == {"tokens"} else bounds
     return found
