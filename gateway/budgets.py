@@ -37,8 +37,8 @@ from gateway.domain.budgets import (
     TokenRecord,
     Unit,
     day_of,
+    in_unit,
     scopes_of,
-    shown,
 )
 from gateway.domain.errors import Conflict, ModelFailed, NeverSent, NotFound, StoreUnavailable
 from gateway.domain.events import AuditEvent, Recurrences
@@ -57,7 +57,7 @@ NO_SCOPES: Scopes = frozenset()
 
 
 def without_period(scopes: Iterable[Scope]) -> Scopes:
-    """The scopes without the names of days and months, which play no part in waiting."""
+    """Returns the scopes without the names of days and months, which do not matter to waiting calls."""
     return frozenset(
         scope._replace(name=scope.name[len(scope.period) :]) if scope.kind in PERIODIC else scope
         for scope in scopes
@@ -77,7 +77,7 @@ class QueuePlace:
 
     @property
     def claims(self) -> Scopes:
-        """Scopes in which no call behind it may go first."""
+        """Returns the scopes in which no later call may go first."""
         return self.scopes if self.is_trying else self.blocked
 
 
@@ -92,7 +92,7 @@ class BudgetQueue:
         self.places: list[QueuePlace] = []  # in the order in which they are served
         self._turns: dict[Hashable, int] = {}  # the last of each principal, while calls wait
         self._claims: Counter[Scope] = Counter()
-        self.changes = 0  # how often a waiting call may have got a chance
+        self.changes = 0  # number of events that may let a waiting call try again
 
     def claimed(self, scopes: Scopes, place: QueuePlace | None) -> Scopes:
         """Returns the scopes that an earlier call waits for."""
@@ -378,7 +378,7 @@ class Meter:
     queue: BudgetQueue = field(default_factory=BudgetQueue)
     refusals: Counter[str] = field(default_factory=Counter)  # by scope
     figures: Figures = field(default_factory=Figures)
-    tell: Callable[[], object] = lambda: None  # other gateways look at the store too
+    publish: Callable[[], object] = lambda: None  # makes other nodes read the ledger
     _recurrences: Recurrences = field(default_factory=Recurrences)
     _unwritten: dict[str, Ended] = field(default_factory=dict)
 
@@ -429,7 +429,7 @@ class Meter:
         done = await self.ledger.raise_today(
             scope, tokens, AuditEvent(now, "budget.raised", actor, {})
         )
-        self.tell()
+        self.publish()
         log.info(
             "budget_raised",
             extra={"scope": scope, "by": tokens, "raised_by": done.tokens, "actor": actor},
@@ -467,7 +467,7 @@ class Meter:
             kinds = [*kinds, *limits.now.kinds_of_token(key)]
         try:
             if self._unwritten:
-                await self.write_what_waits()
+                await self.write_unwritten()
             if not kinds and payer.is_accepted:
                 return self.ledger.begin(wanted), Grant(request.max_tokens, wanted.held)
             return await self._hold(wanted, kinds, self._ask(request, wanted), request.deadline_s)
@@ -475,7 +475,7 @@ class Meter:
             self.settle(wanted)  # the ledger may have reserved it
             raise
         except BudgetExceeded as refusal:
-            self._note(refusal, wanted)
+            self._log_refusal(refusal, wanted)
             raise
         except StoreUnavailable as error:
             self.settle(wanted)  # here too
@@ -528,7 +528,7 @@ class Meter:
                     self.queue.block(place, refusal.waits_for & place.scopes, seen)
                 with move_on_after(wait_s):
                     await place.woken.wait()
-                await self.write_what_waits()
+                await self.write_unwritten()
                 now = self.clock.now()
                 wanted, ask = replace(wanted, at=now, day=day_of(now)), replace(ask, at=now)
         finally:
@@ -544,12 +544,12 @@ class Meter:
         resets = refusal.resets_at
         return left_s if resets is None else min(left_s, (resets - now).total_seconds())
 
-    def _freed(self, ended: Ended) -> None:
+    def _release(self, ended: Ended) -> None:
         """Lets calls that wait for this one try again."""
         payer = ended.payer if isinstance(ended, Reservation) else ended
         self.queue.release(frozenset(scopes_of(payer.session_key, "")))
 
-    def _note(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
+    def _log_refusal(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
         self.refusals[refusal.scope.partition(":")[0]] += 1
         scope, session = refusal.tally.scope, wanted.payer.session_key
         times = self._recurrences.worth(f"{scope.kind} {scope.name} {session}", wanted.at)
@@ -601,30 +601,30 @@ class Meter:
     def settle(self, ended: Ended, *, warns: bool = False) -> tuple[BudgetWarning, ...]:
         """Settles in memory; the record is written with the next commit."""
         due_now = self.ledger.settle_soon(
-            ended, partial(self._wait, ended), partial(due, self.limits.now) if warns else None
+            ended, partial(self._keep, ended), partial(due, self.limits.now) if warns else None
         )
         if self.queue.places:
-            self._freed(ended)
+            self._release(ended)
         return tuple([self._warning(tally) for tally in due_now]) if due_now else ()
 
-    def _wait(self, ended: Ended, error: Exception) -> None:
+    def _keep(self, ended: Ended, error: Exception) -> None:
         """Keeps an unwritten record for the next call to write. Its reservation stays until then."""
         log.warning("model_call_not_recorded", extra={"why": str(error)})
         if isinstance(error, StoreUnavailable) and len(self._unwritten) < MOST_UNWRITTEN:
             self._unwritten[ended.id] = ended
-        self._freed(ended)  # the next call writes it first
+        self._release(ended)  # the next call writes it first
 
-    async def write_what_waits(self) -> None:
+    async def write_unwritten(self) -> None:
         """Writes the records that waited for the store. Raises StoreUnavailable."""
         for ended in tuple(self._unwritten.values()):
             await self.ledger.settle(ended)
             self._unwritten.pop(ended.id, None)
-            self._freed(ended)
+            self._release(ended)
 
     def _warning(self, tally: Tally) -> BudgetWarning:
         unit, used, limit = fullest(self.limits.now, tally)
         log.warning("budget_nearly_spent", extra={"scope": str(tally.scope), "used": used})
-        return BudgetWarning(str(tally.scope), unit, shown(unit, used), shown(unit, limit))
+        return BudgetWarning(str(tally.scope), unit, in_unit(unit, used), in_unit(unit, limit))
 
 
 class Metered:
@@ -656,7 +656,7 @@ class Metered:
                 # A reply that is not streamed may be complete before any of it arrives.
                 least = 0 if request.stream else most
                 self._settle_broken(reservation, outcome, progress, least)
-        return self._settled(reply, reservation, raw, progress, granted)
+        return self._settle_reply(reply, reservation, raw, progress, granted)
 
     def _settle_broken(
         self, call: Reservation, outcome: Outcome | None, progress: ReplyProgress, least: int
@@ -665,7 +665,7 @@ class Metered:
         meter, usage = self._meter, Usage()
         if outcome == "broken":
             output = max(least, ceil(progress.size / BYTES_A_TOKEN))
-            usage = _guessed(progress.reported or Usage(call.input_tokens), output)
+            usage = _estimated_usage(progress.reported or Usage(call.input_tokens), output)
         if outcome is None:
             model = meter.figures.models.of(call.model)
             meter.figures.model_calls.add((call.provider, model, "not_sent"))
@@ -675,7 +675,7 @@ class Metered:
             meter.count(record, progress)
             meter.settle(record)
 
-    def _settled(
+    def _settle_reply(
         self,
         reply: ModelReply,
         call: Reservation,
@@ -689,7 +689,7 @@ class Metered:
         if is_overrun:
             dense = estimates.densities.get(call.model, BYTES_OF_REPLY)
             output = ceil(progress.size / dense)
-            usage = _overrun(usage, call.input_tokens, output)
+            usage = _overrun_usage(usage, call.input_tokens, output)
         elif not usage.estimated:
             estimates.learn(raw, call.payer.session_key, call.model, usage.input_tokens)
             if progress.size >= LEAST_LEARNED:
@@ -706,12 +706,12 @@ class Metered:
         return replace(reply, usage=usage, warnings=warnings)
 
 
-def _overrun(counted: Usage, expected: int, output: int) -> Usage:
+def _overrun_usage(counted: Usage, expected: int, output: int) -> Usage:
     """Returns the usage of a reply that was cut off: as the provider counted, or an estimate."""
     known = Usage(expected) if counted.estimated else counted
-    return known if known.output_tokens >= output else _guessed(known, output)
+    return known if known.output_tokens >= output else _estimated_usage(known, output)
 
 
-def _guessed(known: Usage, output: int) -> Usage:
+def _estimated_usage(known: Usage, output: int) -> Usage:
     """Returns an estimate by the size of the received reply. Only its input may be exact."""
     return replace(known, output_tokens=output, reasoning_tokens=0, estimated=True)

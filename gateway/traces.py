@@ -26,7 +26,7 @@ from gateway.domain.figures import CallTrace, RunReports, RunTrace
 from gateway.domain.ids import TraceContext
 from gateway.domain.messages import ERROR_TYPES, Message
 from gateway.domain.ports import Clock, Http, HttpCall, HttpFailed
-from gateway.domain.supervision import contained, supervise
+from gateway.domain.supervision import contain, supervise
 from gateway.domain.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ async def tracing(
             yield tracer
         finally:
             group.cancel_scope.cancel()
-            await contained("traces", tracer.close)
+            await contain("traces", tracer.close)
 
 
 def _count(run: RunTrace) -> int:

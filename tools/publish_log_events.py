@@ -11,10 +11,16 @@ PAGE = ROOT / "docs" / "reference" / "log-events.md"
 LEVELS = {"debug": 0, "info": 0, "warning": 0, "error": 0, "exception": 0, "log": 1}
 HEAD = """# Log events
 
-Every event of the log, as [`exogate logs --event NAME`](../how-to/observe.md) takes it. Each line has `at`, `level`, `event` and `logger`;
-lines that are written for a run also have `run`, `session`, `agent`, `channel` and `person`. A failure that was caught has its
-traceback in `exception`. What a library logs is `library_message`, with its `text`. Lines of `exogate logs --run` that
-come from the journal have the logger `exogate.journal` and are not listed here.
+This page lists every event of the log with its level and its fields. To show the lines of one event:
+
+```sh
+exogate logs --event channel_disconnected
+```
+
+Each line has `at`, `level`, `event` and `logger`. Lines of a run also have `run`, `session`, `agent`, `channel` and `person`. A caught
+failure has its traceback in `exception`. Lines of libraries have the event `library_message`, with their `text`. Lines of
+`exogate logs --run` that come from the journal have the logger `exogate.journal`; this page does not list them.
+[Observe](../how-to/observe.md) describes the log. `python tools/publish_log_events.py` generates this page.
 
 | event | level | logged by | fields |
 |---|---|---|---|
@@ -48,7 +54,7 @@ def event_of(call: ast.Call) -> tuple[str, ast.expr] | None:
         case ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=level)) if level in LEVELS:
             known = {"exception": "error", "log": "info"}
             return known.get(level, level), call.args[LEVELS[level]]
-        case ast.Call(func=ast.Name(id="result_of" | "contained")):
+        case ast.Call(func=ast.Name(id="result_of" | "contain")):
             return "error", call.args[0]
         case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr="_own")):
             return "warning", call.args[0]

@@ -50,7 +50,7 @@ from gateway.domain.figures import watch_loop
 from gateway.domain.ids import Secret, SessionKey
 from gateway.domain.mcp import Door
 from gateway.domain.ports import Model
-from gateway.domain.supervision import contained, supervise
+from gateway.domain.supervision import contain, supervise
 from gateway.host.logs import FOLDER, read_log
 from gateway.memory.extraction import FactExtractor, Memory
 from gateway.memory.recall import Indexer, Recall, vaults_of
@@ -156,7 +156,7 @@ class Gateway:
             follow = partial(cluster.reload_with_others, partial(self.reloads.reload, by="hint"))
             shared.group.start_soon(partial(supervise, "files", follow, clock), name="files")
             self.reloads.notify_others = partial(cluster.hints.publish, RELOAD, {})
-            shared.keys.publish = shared.meter.tell = partial(cluster.hints.publish, CHANGED, {})
+            shared.keys.publish = shared.meter.publish = partial(cluster.hints.publish, CHANGED, {})
             self.channels.duties = cluster.work
             cluster.announce(
                 lambda: self.current.generation.config, lambda: not self.health.reasons()
@@ -192,7 +192,7 @@ class Gateway:
             self._app.renew(settings, *doors)
             if self.server is not None:
                 self.server.renew(settings)
-        shared.group.start_soon(contained, "generation", partial(self._retire, old))
+        shared.group.start_soon(contain, "generation", partial(self._retire, old))
 
     def _begin(self, ready: ReadyGeneration) -> None:
         """Begins tracing and tool servers of a generation, and starts its known metric series at 0."""
@@ -489,7 +489,7 @@ class Gateway:
             await shared.cluster.work.read_choices()
         self.access.forget_all()
         await shared.keys.refresh()
-        await shared.meter.write_what_waits()
+        await shared.meter.write_unwritten()
         await shared.meter.settle_lost()
         shared.meter.try_again()
 

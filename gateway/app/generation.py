@@ -23,9 +23,8 @@ from gateway.control.policy import (
 )
 from gateway.control.rules import RuleSet, load_rules
 from gateway.domain.agents import AgentDef
-from gateway.domain.errors import GatewayError
+from gateway.domain.errors import GatewayError, NotInstalled
 from gateway.domain.ids import AgentId
-from gateway.domain.mcp import McpNotInstalled
 from gateway.domain.ports import Clock
 from gateway.domain.sessions import Choosable
 from gateway.host.files import Digests, FileTexts, Stamps, digests_of, shipped_folder, stamps_of
@@ -62,9 +61,9 @@ class Generation:
 
 def build(config: GatewayConfig) -> Generation:
     """Builds a generation, and imports the packages of decision trees that agents name. Raises DecisionTreeBroken,
-    McpNotInstalled, RulesInvalid."""
+    NotInstalled, RulesInvalid."""
     if (config.mcp.servers or config.mcp.serve.is_enabled) and find_spec("mcp") is None:
-        raise McpNotInstalled
+        raise NotInstalled("[mcp]", "mcp")
     agents = {agent.id: agent for agent in config.agents}
     queue, closed = config.queue, closed_agents(config)
     return Generation(

@@ -18,7 +18,7 @@ from gateway.domain.errors import StoreUnavailable
 from gateway.domain.figures import SharedFigures
 from gateway.domain.ids import Secret
 from gateway.domain.ports import Clock, Model, Stores
-from gateway.domain.supervision import contained, supervise
+from gateway.domain.supervision import contain, supervise
 from gateway.memory.context import Episodes
 from gateway.sessions.far_events import FarEvents
 from gateway.sessions.mirrors import Mirrors
@@ -77,7 +77,7 @@ class Membership:
                     await self._changed.wait()
                 self._changed = anyio.Event()
                 for name, refresh in tuple(self.refreshers.items()):
-                    await contained(name, partial(_ignore_outage, refresh))
+                    await contain(name, partial(_ignore_outage, refresh))
 
     async def reload_with_others(self, reload: Refresh) -> None:
         """Reloads when another node reloads. A long reload delays no refresher."""

@@ -25,7 +25,7 @@ from gateway.config.problems import Code, ConfigInvalid, ConfigProblem, dotted
 from gateway.config.schema import changes, need_restart, with_start_values
 from gateway.config.values import GatewayConfig
 from gateway.domain.errors import GatewayError
-from gateway.domain.supervision import contained, retry_store
+from gateway.domain.supervision import contain, retry_store
 from gateway.host.files import stamps_of
 from gateway.host.notify import SILENT, Notifier
 
@@ -107,7 +107,7 @@ class Reloader:
             finally:
                 done.set()
 
-        self.shared.group.start_soon(contained, "reload", work)
+        self.shared.group.start_soon(contain, "reload", work)
         await done.wait()
         if by not in BY_ITSELF and not dry_run:
             self.notify_others()

@@ -21,7 +21,7 @@ from gateway.channels.room import Traffic
 from gateway.config.access import token_budgets
 from gateway.config.values import GatewayConfig
 from gateway.control.notices import Bus
-from gateway.domain.errors import StoreNotInstalled
+from gateway.domain.errors import NotInstalled
 from gateway.domain.events import Event, kind_named
 from gateway.domain.figures import Figures, RunReports
 from gateway.domain.ids import RunId
@@ -38,7 +38,7 @@ from gateway.domain.ports import (
     SocketClient,
     Stores,
 )
-from gateway.domain.supervision import contained
+from gateway.domain.supervision import contain
 from gateway.host.clock import SystemClock, TimeIds
 from gateway.host.logs import Log
 from gateway.memory.context import Episodes
@@ -119,7 +119,7 @@ class SharedResources:
             self._open.append(resource)
             task_status.started(resource)
             while not resource.is_over.is_set():
-                await contained("part", resource.is_over.wait)
+                await contain("part", resource.is_over.wait)
 
 
 Providers = Mapping[str, tuple[ProviderDef | None, Model]]  # with the definition of each
@@ -222,7 +222,7 @@ async def open_stores(
     try:  # an extra
         from gateway.app.shared_store import open_shared_store  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise StoreNotInstalled from error
+        raise NotInstalled("[store] url", "surrealdb") from error
     async with (
         own_data_dir(data_dir) as ended,
         open_shared_store(

@@ -228,7 +228,7 @@ class AccessControl:
         log.info("pairing_requested", extra={"channel": asked.channel, "person": asked.person})
         self.publish("pair.asked", _payload(asked))
 
-    async def listed(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
+    async def list_pairings(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
         found = await self.store.list_pairings(channel=channel, limit=limit)
         return [one for one in found if not self._has_expired(one)]
 

@@ -36,7 +36,7 @@ from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, Receipt, Sending
 from gateway.domain.ports import Clock, Fetch, FetchGrant, FetchRequest, HttpFailed
-from gateway.domain.supervision import contained, result_of
+from gateway.domain.supervision import contain, result_of
 from gateway.sessions.runs import LiveRun
 
 log = logging.getLogger(__name__)
@@ -377,7 +377,7 @@ class Drafts:
             mine = _LiveDraft(run_id, read_context(context), self._client.clock.monotonic())
             self._drafts[run_id] = mine
             work = partial(self._show_until_over, mine, run)
-            self._group.start_soon(contained, "an answer on its way", work)
+            self._group.start_soon(contain, "an answer on its way", work)
         ended = [name for name, one in self._drafts.items() if one.is_over.is_set()]
         for name in ended[: max(0, len(self._drafts) - _KNOWN_DRAFTS)]:
             del self._drafts[name]

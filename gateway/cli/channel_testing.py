@@ -380,7 +380,7 @@ class ScriptPlayer:
     async def _approve(self, requests: Sequence[PlatformRequest]) -> None:
         """Approves each person who was sent a pairing code, as the operator would."""
         codes = {code for one in requests for code in _PAIRING_CODE.findall(json.dumps(one.body))}
-        waiting = await self.rooms.access.listed(channel=self.channel, limit=1)
+        waiting = await self.rooms.access.list_pairings(channel=self.channel, limit=1)
         for code in codes if any(one.state == "asked" for one in waiting) else ():
             await self.rooms.access.approve(code, by="simulator")
 

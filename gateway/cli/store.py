@@ -9,13 +9,13 @@ import click
 from gateway.cli.command import CliContext
 from gateway.cli.configuration import load_config
 from gateway.cli.verbs import table
-from gateway.domain.errors import StoreNotInstalled
+from gateway.domain.errors import NotInstalled
 from gateway.host.clock import SystemClock
 
 try:  # an extra
     from gateway.app.copying import copy_store
 except ModuleNotFoundError as error:
-    raise StoreNotInstalled from error
+    raise NotInstalled("`exogate store copy`", "surrealdb") from error
 
 
 @click.group()

@@ -21,7 +21,7 @@ from gateway.config.values import (
     TokenGrant,
 )
 from gateway.domain.budgets import NANO, Limit, TokenBudget
-from gateway.domain.errors import ClusterNotInstalled, StoreNotInstalled
+from gateway.domain.errors import NotInstalled
 from gateway.domain.events import AuditEvent, AuditKind
 from gateway.domain.ids import AgentId, Secret
 from gateway.domain.model import is_loopback
@@ -92,7 +92,7 @@ def resolve_tokens(
 def resolve_store(reading: Reading, written: StoreSettings) -> StoreSettings:
     """Returns the settings with the server's password resolved."""
     if written.is_shared and not reading.known.has_surrealdb:
-        reading.not_installed(("store", "url"), StoreNotInstalled())
+        reading.not_installed(("store", "url"), NotInstalled("[store] url", "surrealdb"))
     if (written.username is None) != (written.password is None):
         missing, present = ("username", "password")[:: 1 if written.username is None else -1]
         message = f'"{missing}" is missing: "{present}" needs it'
@@ -125,7 +125,7 @@ def resolve_cluster(reading: Reading, written: GatewayConfig) -> Clustering | No
         fix = "write the address alone; user and password belong in credentials"
         reading.wrong(Code.MALFORMED, ("cluster", "url"), message, fix)
     elif found.url is not None and not reading.known.has_nats:
-        reading.not_installed(("cluster", "url"), ClusterNotInstalled())
+        reading.not_installed(("cluster", "url"), NotInstalled("[cluster] url", "cluster"))
     credentials = reading.secret(("cluster", "credentials"), found.credentials)
     return replace(found, credentials=credentials)
 

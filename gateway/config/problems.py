@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from gateway.domain.errors import GatewayError
+from gateway.domain.errors import GatewayError, NotInstalled
 from gateway.domain.text import choose, quoted
 
 KeyPath = tuple[str | int, ...]
@@ -80,10 +80,9 @@ class Report:
     def wrong(self, code: Code, path: KeyPath, message: str, fix: str, *, at: At = "value") -> None:
         self.findings.append(ConfigFinding(code, path, message, fix, at))
 
-    def not_installed(self, path: KeyPath, error: GatewayError, *, at: At = "value") -> None:
-        """Reports a missing extra; the text of the error is `MESSAGE: FIX`."""
-        message, _, fix = str(error).partition(": ")
-        self.wrong(Code.NOT_INSTALLED, path, message, fix, at=at)
+    def not_installed(self, path: KeyPath, error: NotInstalled, *, at: At = "value") -> None:
+        """Reports a missing extra."""
+        self.wrong(Code.NOT_INSTALLED, path, error.problem, error.fix, at=at)
 
     def note(self, code: str, path: KeyPath, message: str, fix: str) -> None:
         self.notices.append(ConfigFinding(code, path, message, fix))

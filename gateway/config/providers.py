@@ -17,8 +17,9 @@ from gateway.config.sections import blank
 from gateway.config.values import GatewayConfig, ObservabilitySettings
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Budgets
+from gateway.domain.errors import NotInstalled
 from gateway.domain.ids import Secret
-from gateway.domain.mcp import DEPTH_HEADER, McpNotInstalled, McpServerDef
+from gateway.domain.mcp import DEPTH_HEADER, McpServerDef
 from gateway.domain.model import ProviderDef
 from gateway.domain.text import quoted
 
@@ -92,8 +93,8 @@ def _resolve(
 def resolve_traces(reading: Reading, written: ObservabilitySettings) -> ObservabilitySettings:
     """Returns the settings with the headers for the collector resolved."""
     if written.otlp_endpoint and not reading.known.has_otel:
-        message, fix = "the support for traces is not installed", "pip install 'exogate[otel]'"
-        reading.wrong(Code.NOT_INSTALLED, ("observability", "otlp_endpoint"), message, fix)
+        missing = NotInstalled("otlp_endpoint", "otel")
+        reading.not_installed(("observability", "otlp_endpoint"), missing)
     texts = {name: secret.reveal() for name, secret in written.otlp_headers.items()}
     values = _resolve(reading, ("observability", "otlp_headers"), texts)
     return replace(written, otlp_headers={name: Secret(one) for name, one in values.items()})
@@ -193,7 +194,7 @@ def resolve_servers(reading: Reading, config: GatewayConfig) -> tuple[McpServerD
         paths: list[KeyPath] = [("mcp", "servers", one.name) for one in servers]
         paths += [("mcp", "serve", "enabled")] if serve.is_enabled else []
         for path in paths:
-            reading.not_installed(path, McpNotInstalled(), at="table")
+            reading.not_installed(path, NotInstalled("[mcp]", "mcp"), at="table")
     return tuple(_server(reading, one) for one in servers)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from types import MappingProxyType
 from typing import Annotated, Literal
@@ -23,9 +23,9 @@ class Limits:
     """Bounds of one run, and when to warn before they are reached."""
 
     max_iterations: int = setting(15, "Model calls of one run.", 1, 50)
-    soft_warning_percent: int = setting(70, "Share of the limit at which a warning comes.", 50, 90)
+    soft_warning_percent: int = setting(70, "Share of the limit that causes a warning.", 50, 90)
     token_budget: int = setting(50_000, "Tokens of one run.", 1_000, 200_000)
-    token_warning_percent: int = setting(80, "Share of the limit at which a warning comes.", 50, 95)
+    token_warning_percent: int = setting(80, "Share of the limit that causes a warning.", 50, 95)
     timeout_seconds: int = setting(120, "Seconds of one run.", 10, 600)
     max_tool_calls_per_turn: int = setting(5, "Tool calls of one reply.", 1, 20)
     max_parallel_tools: int = setting(3, "Tools that run at the same time.", 1, 10)
@@ -39,11 +39,9 @@ class Limits:
 
 
 # Least and greatest value of each limit, in the configuration and in the settings of users.
+_LIMITS = {one.name: one.metadata["setting"] for one in fields(Limits)}
 BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {
-        one.name: (one.metadata["setting"].least, one.metadata["setting"].most)
-        for one in fields(Limits)
-    }
+    {name: (one.least, one.most) for name, one in _LIMITS.items()}
 )
 AUTO = 0  # `token_budget` is the usual share of the model's window
 
@@ -54,32 +52,24 @@ class ContextRules:
 
     token_budget: int = setting(
         16_000,
-        'Estimated tokens that are sent; "auto" is 0.8 of the model\'s window.',
+        'Estimated tokens of the context; "auto" is 0.8 of the model\'s window.',
         4_000,
         128_000,
         words={"auto": AUTO},
     )
-    recent_turns: int = setting(12, "Exchanges (question and answer) that are shown.", 1, 1_000)
-    warning_percent: int = setting(
-        70, "Share of the model's window at which a warning comes.", 50, 95
-    )
+    recent_turns: int = setting(12, "Exchanges (question and answer) in the context.", 1, 1_000)
+    warning_percent: int = setting(70, "Share of the model's window that causes a warning.", 50, 95)
     extraction: Extraction = setting(
         "auto",
-        "Who looks for facts: patterns; model, which is asked after each turn; auto, patterns "
-        "and a model where one compacts anyway; off.",
+        "How facts are extracted: patterns; model, asked after each turn; auto, patterns and "
+        "a model that compacts anyway; off.",
     )
-    fact_scope: FactScope = setting(
-        "person", "Whose facts are used: the person's own, or all that the agent was told."
-    )
+    fact_scope: FactScope = setting("person", "Facts in use: of the person, or of all users.")
     quiet_s: float = 5.0  # without a message, before a model extracts facts from the session
-    facts: int = setting(12, "Facts that are shown, at most.", 0, 100)
+    facts: int = setting(12, "Most facts in the context.", 0, 100)
     semantic: bool = setting(True, "Search facts and earlier turns for the question.")
-    compact_percent: int = setting(
-        80, "Share of token_budget beyond which older turns are summarized.", 30, 95
-    )
-    max_nodes: int = setting(
-        30, "Messages of a conversation; beyond it, inactive branches are archived.", 1, 10_000
-    )
+    compact_percent: int = setting(80, "Share of token_budget that triggers a summary.", 30, 95)
+    max_nodes: int = setting(30, "Messages before inactive branches are archived.", 1, 10_000)
     expire_days: int | None = setting(
         None, "Unused time after which a session is closed. Absent: never.", 1, 36_500
     )
@@ -114,7 +104,7 @@ class AgentDef:
     temperature: float | None = setting(None, "From 0 to 2; sent only if set.", 0, 2)
     context_window: int = setting(
         128_000,
-        "Tokens that the model can read. Absent: what is known.",
+        "Tokens that the model can read. Absent: the known size.",
         1_024,
         100_000_000,
         usual=None,
@@ -135,21 +125,17 @@ class AgentDef:
     )
     project: str = setting(
         OPEN_PROJECT,
-        "default: it answers everybody; else one of [[projects]].",
+        "default: it answers all users; else one of [[projects]].",
         form="id",
         refers="project",
     )
-    tree: str = setting(
-        "default", "Its loop: default, oracle-agent, or a .bt file of your own.", form="path"
-    )
+    tree: str = setting("default", "Its loop: default, oracle-agent, or a .bt file.", form="path")
     decision: str = setting(
         "default",
         "Policy that decides whether a run goes on: default, or an installed one.",
         refers="decision tree",
     )
-    rules: tuple[str, ...] = setting(
-        (), "Ids of its rules; core rules always apply. Empty: all rules."
-    )
+    rules: tuple[str, ...] = setting((), "Ids of its rules besides the core rules. Empty: all.")
     fallback: "AgentDef | None" = setting(
         None,
         "The model that answers when this one cannot.",
@@ -159,13 +145,9 @@ class AgentDef:
             *("thinking", "stream", "fallback"),
         ),
     )
-    limits: Limits = setting(Limits(), "Its own limits; others come from [limits].")
-    context: ContextRules = setting(
-        ContextRules(), "Its own context; the rest comes from [context]."
-    )
-    subagents: tuple[str, ...] = setting(
-        (), "Names of [[subagents]] that it may call.", refers="subagent"
-    )
+    limits: Limits = setting(Limits(), "Its own limits; the rest is from [limits].")
+    context: ContextRules = setting(ContextRules(), "Its own context; the rest is from [context].")
+    subagents: tuple[str, ...] = setting((), "[[subagents]] that it may call.", refers="subagent")
 
     @property
     def chain(self) -> "tuple[AgentDef, ...]":
@@ -212,7 +194,7 @@ class Template:
 
 
 def compile_prompt(text: str) -> Template:
-    """Raises TemplateInvalid."""
+    """Parses a prompt template. Raises TemplateInvalid."""
     parts: list[tuple[str, str]] = []
     before, end = "", 0
     for found in _PART.finditer(text):
@@ -244,13 +226,9 @@ class SubagentDef:
     name: Annotated[
         str, Setting("Its name: letters, digits and hyphens, 55 at most.", form="subagent")
     ]
-    prompt_path: Annotated[str, Setting("What it is told to be, a Markdown file.", form="path")]
-    description: str = setting(
-        "", "What it is good for; the model of its parent reads it.", form="any"
-    )
-    tools: tuple[str, ...] = setting(
-        (), "Names of plugins, or of their tools: PLUGIN/TOOL.", unique=""
-    )
+    prompt_path: Annotated[str, Setting("Its instructions, a Markdown file.", form="path")]
+    description: str = setting("", "Its purpose, for the model of its parent.", form="any")
+    tools: tuple[str, ...] = setting((), "Names of plugins, or PLUGIN/TOOL.", unique="")
     max_turns: int = setting(10, "Model calls of one task.", 1, 50)
     timeout_seconds: int = setting(1_200, "Seconds of one task, if its parent has them.", 1, 86_400)
     provider: str | None = setting(None, "Absent: its parent's.")
@@ -271,22 +249,13 @@ class Delegation:
 
     is_enabled: bool = setting(False, "Whether large results are summarized.", key="enabled")
     subagent: str = setting("librarian", "Name of one of [[subagents]].")
-    token_estimate: int = setting(
-        4_000, "Estimated tokens beyond which a result is summarized.", 100
+    token_estimate: int = setting(4_000, "Summarize results above this many estimated tokens.", 100)
+    items: Mapping[str, int] = setting(
+        {"vault_search": 6, "search_code": 6, "vault_list": 10, "thread_read": 20},
+        "Entries beyond which a result is summarized, by tool name.",
+        0,
     )
-    items: Annotated[
-        Mapping[str, int], Setting("Entries beyond which a result is summarized, by tool name.", 0)
-    ] = field(
-        default_factory=lambda: {
-            "vault_search": 6,
-            "search_code": 6,
-            "vault_list": 10,
-            "thread_read": 20,
-        }
-    )
-    score_similarity: float = setting(
-        0.1, "Entries are kept if their scores differ by more than this.", 0
-    )
+    score_similarity: float = setting(0.1, "Least difference in score of entries that are kept.", 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
-from typing import Annotated, Literal, NamedTuple, Protocol, get_args
+from datetime import UTC, datetime, timedelta
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from gateway.domain.agents import OWN_CHANNELS
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import RunId, SessionKey, decode_part
 from gateway.domain.messages import Usage
-from gateway.domain.settings import Setting, setting
+from gateway.domain.settings import setting
 
 NANO = 1_000_000_000  # money is counted in whole billionths of a dollar, so that sums are exact
 
@@ -66,6 +66,9 @@ class Limit:
         return [(unit, bound) for unit, bound in pairs if bound is not None]
 
 
+NO_LIMIT = Limit()
+
+
 class Scope(NamedTuple):
     """The subject of a limit. `name` is a session's key, an agent's id, or a UTC day or month. For
     a token it is the key of one of its sessions, or a day or month and the token's name, as in
@@ -103,10 +106,9 @@ class Scope(NamedTuple):
     @property
     def period_start(self) -> datetime | None:
         """The first moment of the period, or None for a scope without one."""
-        if not (period := self.period):
+        if not self.period:
             return None
-        start = date.fromisoformat(f"{period}-01"[:10])
-        return datetime(start.year, start.month, start.day, tzinfo=UTC)
+        return datetime.fromisoformat(f"{self.period}-01"[:10]).replace(tzinfo=UTC)
 
     @property
     def resets_at(self) -> datetime | None:
@@ -150,7 +152,7 @@ class TokenBudget:
     monthly: Limit = setting(Limit(), "Limit per month (UTC).")
 
     def kinds(self) -> Sequence[ScopeKind]:
-        return [kind for kind, name in _OF_TOKEN.items() if getattr(self, name) != Limit()]
+        return [kind for kind, name in _OF_TOKEN.items() if getattr(self, name) != NO_LIMIT]
 
 
 _OF_TOKEN: Mapping[ScopeKind, str] = {
@@ -169,20 +171,16 @@ class Budgets:
     daily: Limit = setting(Limit(), "Limit per day (UTC), all sessions together.", usual=None)
     monthly: Limit = setting(Limit(), "Limit per month (UTC), all sessions together.", usual=None)
     per_agent: Limit = setting(Limit(), "Lifetime limit per agent.", usual=None)
-    agents: Annotated[
-        Mapping[str, Limit],
-        Setting("Limit of one agent by id, instead of per_agent.", key="agent", names="id"),
-    ] = field(default_factory=dict)
+    agents: Mapping[str, Limit] = setting(
+        {}, "Limit of one agent by id, instead of per_agent.", key="agent", names="id"
+    )
     tokens: Mapping[str, TokenBudget] = field(default_factory=dict)
 
     def kinds(self, agent: str) -> Sequence[ScopeKind]:
         """Returns the kinds of scope in which calls of this agent have a limit."""
-        found: list[ScopeKind] = []
         limits = (self.session, self.agents.get(agent, self.per_agent), self.daily, self.monthly)
-        for kind, limit in zip(SCOPE_KINDS, limits, strict=False):
-            if limit.tokens is not None or limit.nano_usd is not None:
-                found.append(kind)
-        return found
+        pairs = zip(SCOPE_KINDS, limits, strict=False)
+        return [kind for kind, limit in pairs if limit != NO_LIMIT]
 
     def kinds_of_token(self, key: SessionKey) -> Sequence[ScopeKind]:
         """Returns the kinds of scope in which the token of this session has a limit."""
@@ -375,7 +373,8 @@ class RecordPage:
     more: bool
 
 
-def shown(unit: Unit, amount: int) -> int | float:
+def in_unit(unit: Unit, amount: int) -> int | float:
+    """Returns an amount in tokens or, from billionths, in US dollars."""
     return amount if unit == "tokens" else amount / NANO
 
 
@@ -398,8 +397,8 @@ class BudgetExceeded(GatewayError):
         used, reserved = tally.used.of(unit), tally.held.of(unit)
         self.scope, self.unit = str(tally.scope), unit
         self.tally, self.bound, self.waits_for = tally, limit, waits_for
-        self.used, self.reserved, self.limit = (shown(unit, one) for one in (used, reserved, limit))
-        self.taken = shown(unit, used + reserved)
+        amounts = (used, reserved, limit, used + reserved)
+        self.used, self.reserved, self.limit, self.taken = (in_unit(unit, one) for one in amounts)
         self.resets_at = tally.scope.resets_at
         self.retry_after_s = retry_after_s
         self.retryable = retry_after_s is not None or self.resets_at is not None
@@ -409,10 +408,9 @@ class BudgetExceeded(GatewayError):
     @property
     def facts(self) -> Mapping[str, object]:
         """The data of the refusal for programs."""
-        names = ("scope", "used", "reserved", "limit", "unit", "resets_at")
-        facts = {name: getattr(self, name) for name in names}
-        after_s = self.retry_after_s
-        return facts if after_s is None else facts | {"retry_after_s": after_s}
+        names = ["scope", "used", "reserved", "limit", "unit", "resets_at"]
+        names += ["retry_after_s"] if self.retry_after_s is not None else []
+        return {name: getattr(self, name) for name in names}
 
 
 Decide = Callable[[Sequence[Tally]], Grant]  # pure; raises BudgetExceeded

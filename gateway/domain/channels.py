@@ -32,11 +32,11 @@ class Approvals(Protocol):
     """Decisions about pairings by an operator, or by an owner in the chat; `by` is written to the
     audit. Raises StoreUnavailable."""
 
-    async def listed(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
+    async def list_pairings(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
         """Lists pairings, without requests whose code has expired."""
 
     async def approve(self, code: str, *, by: str, is_owner: bool = False) -> Pairing:
-        """Raises NotFound, and Busy after too many wrong codes."""
+        """Pairs the person with that code. Raises NotFound, and Busy after too many wrong codes."""
 
     async def deny(self, code: str, *, by: str) -> Pairing:
         """Denies the person, who gets no more answers. Raises as `approve`."""
@@ -69,9 +69,7 @@ DIRECTIONS: tuple[Direction, ...] = ("in", "out")
 class GroupRule:
     """The rule for a listed room; an empty `allow_from` admits all members."""
 
-    allow_from: frozenset[str] = setting(
-        frozenset(), "Ids of people who may talk there. Empty: all members."
-    )
+    allow_from: frozenset[str] = setting(frozenset(), "Ids of people who may talk. Empty: all.")
     require_mention: bool | None = setting(None, "Absent: the setting of the channel.")
 
 
@@ -91,25 +89,15 @@ class ChannelDef:
         names="secret",
         by_name=True,
     )
-    config: Annotated[
-        Mapping[str, object], Setting("Given to the adapter as it is.", names="any")
-    ] = field(default_factory=dict)
+    config: Mapping[str, object] = setting({}, "Passed to the adapter unchanged.", names="any")
     dm_policy: DmPolicy = setting(
-        "pairing", "Who may write directly: paired, allow_from alone, anybody, nobody."
+        "pairing", "Who may write directly: paired people, only allow_from, all, none."
     )
-    allow_from: frozenset[str] = setting(
-        frozenset(), "Ids of people who may write without pairing."
-    )
-    groups: Annotated[
-        Mapping[str, GroupRule], Setting("Rooms by their id, * for any; others are closed.")
-    ] = field(default_factory=dict)
+    allow_from: frozenset[str] = setting(frozenset(), "Ids of people who need no pairing.")
+    groups: Mapping[str, GroupRule] = setting({}, "Rooms by id, * for any; others are closed.")
     require_mention: bool = setting(True, "In rooms, answer only when mentioned.")
-    on_unknown_send: OnUnknown = setting(
-        "resend", "A message that may have arrived: resend it, or hold it."
-    )
-    max_age_s: float = setting(
-        86_400.0, "Age in seconds beyond which a message is not answered.", 60, 604_800
-    )
+    on_unknown_send: OnUnknown = setting("resend", "If a message may have arrived: resend or hold.")
+    max_age_s: float = setting(86_400.0, "Older messages (seconds) are not answered.", 60, 604_800)
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,10 +238,10 @@ class SharedRuns(Protocol):
         change `after`."""
 
     async def states(self, run_ids: Sequence[RunId]) -> Mapping[RunId, RunProgress]:
-        """Skips unknown runs."""
+        """Returns the progress of the runs; skips unknown runs."""
 
     async def records(self, run_ids: Sequence[RunId]) -> Sequence[RunRecord]:
-        """Skips unknown runs."""
+        """Returns the records of the runs; skips unknown runs."""
 
     async def backlog(self) -> tuple[Mapping[int, int], datetime | None]:
         """Returns the number of open runs by partition, and the accept time of the oldest run that
@@ -276,7 +276,7 @@ class Duties(Protocol):
         """True if this node may continue work that it has begun."""
 
     def busy(self, name: str) -> AbstractContextManager[None]:
-        """While the context is open and this node lives, no other node gets the duty."""
+        """Keeps the duty on this node while the context is open and the node lives."""
 
     async def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Runs the work while this node has the duty, and cancels it when the node loses the
@@ -294,17 +294,17 @@ EVENTS = "events"  # a node subscribes to the events of the others
 
 
 def work_subject(partition: int) -> str:
-    """Hints that a partition has work."""
+    """Returns the subject that hints at work for a partition."""
     return f"part.{partition}"
 
 
 def node_subject(node: str) -> str:
-    """Requests to a node about its own runs: abort, steer, approve."""
+    """Returns the subject for requests to a node about its own runs: abort, steer, approve."""
     return f"ask.{_token(node)}"
 
 
 def events_subject(node: str) -> str:
-    """Events of other nodes that a node subscribes to."""
+    """Returns the subject for events of other nodes that a node subscribes to."""
     return f"events.{_token(node)}"
 
 
@@ -326,8 +326,8 @@ class Hints(Protocol):
         """The number of hints sent, received, dropped and malformed since the start."""
 
     def publish(self, subject: str, hint: Hint) -> bool:
-        """Never waits. Returns False if the hint is dropped: not connected, too large, or too many
-        waiting."""
+        """Publishes without waiting. Returns False if the hint is dropped: not connected, too
+        large, or too many waiting."""
 
     def listen(self, subject: str, listen: Listen) -> AbstractContextManager[None]:
         """Calls `listen` with the hints that other nodes publish, until the context ends."""

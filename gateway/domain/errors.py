@@ -101,20 +101,16 @@ class StoreMisconfigured(StoreRefused):
     code = "config_error"
 
 
-class StoreNotInstalled(StoreMisconfigured):
-    def __init__(self) -> None:
-        super().__init__(
-            "[store] url names a SurrealDB server, and what speaks to it is not installed: "
-            "pip install 'exogate[surrealdb]', or in a checkout python3 -m pip --python .venv install -r locks/surrealdb.lock"
-        )
+class NotInstalled(GatewayError):
+    """A setting needs an extra that is not installed."""
 
+    code = "config_error"
 
-class ClusterNotInstalled(StoreMisconfigured):
-    def __init__(self) -> None:
-        super().__init__(
-            "[cluster] url names a NATS server, and what speaks to it is not installed: "
-            "pip install 'exogate[cluster]', or in a checkout python3 -m pip --python .venv install -r locks/cluster.lock"
-        )
+    def __init__(self, setting: str, extra: str) -> None:
+        self.problem = f"{setting} needs the extra {extra!r}, which is not installed"
+        in_checkout = f"python3 -m pip --python .venv install -e '.[{extra}]'"
+        self.fix = f"run pip install 'exogate[{extra}]', or in a checkout {in_checkout}"
+        super().__init__(f"{self.problem}: {self.fix}")
 
 
 class DataDirInUse(GatewayError):

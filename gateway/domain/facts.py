@@ -549,7 +549,10 @@ class Trail:
 
     def count_to(self, seq: int) -> int:
         """Returns the number of visible messages up to `seq`."""
-        return sum(min(last, seq) - first + 1 for first, last, _ in self.spans if first <= seq)
+        count = 0
+        for first, last, _ in self.spans:
+            count += max(0, min(last, seq) - first + 1)
+        return count
 
     def seq_at(self, depth: int) -> int:
         first, _, before = self.spans[bisect_right(self.spans, depth, key=itemgetter(2)) - 1]

@@ -127,7 +127,6 @@ COMMIT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 COMMIT_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 LOOKS = 4  # measurements of the event loop in each second
 DELAY_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
-OF_MODEL = ("provider", "model")
 
 
 class FigureSet:
@@ -138,21 +137,18 @@ class FigureSet:
 
     def families(self) -> Sequence[Series | Histogram]:
         """Returns the series in the order of declaration, without gauges that were never set."""
-        known = vars(self).values()
+        known = [one for one in vars(self).values() if isinstance(one, Series | Histogram)]
         return [
-            one
-            for one in known
-            if isinstance(one, Histogram)
-            or (isinstance(one, Series) and (one.values or one.kind != "gauge"))
+            one for one in known if isinstance(one, Histogram) or one.values or one.kind != "gauge"
         ]
 
-    def _series(self, name: str, text: str, labels: str) -> Series:
+    def _counter(self, name: str, text: str, labels: str = "") -> Series:
         return Series(name, text, labels.split(), self.quota)
 
     def _gauge(self, name: str, text: str) -> Series:
         return Series(name, text, (), self.quota, "gauge")
 
-    def _spread(self, name: str, text: str, labels: str, bounds: tuple[float, ...]) -> Histogram:
+    def _seconds(self, name: str, text: str, labels: str, bounds: tuple[float, ...]) -> Histogram:
         return Histogram(f"{name}_seconds", text, labels.split(), self.quota, bounds)
 
 
@@ -165,38 +161,23 @@ class SharedFigures(FigureSet):
 
     def __init__(self, quota: SeriesQuota | None = None) -> None:
         super().__init__(quota or SeriesQuota())
-        self.requests = self._series(
-            "store_requests_total", "Requests to the store's server", "outcome"
-        )
-        self.request_s = self._spread(
-            "store_request_duration", "Requests to the store's server", "", COMMIT_S
-        )
-        self.conflicts = self._series(
-            "store_conflicts_total", "Commits done again because another was quicker", ""
-        )
-        self.nodes = self._gauge("cluster_nodes", "Gateways that share the store")
-        self.leases = self._gauge(
-            "cluster_leases", "Partitions that this gateway works on by a lease"
-        )
-        self.lease_changes = self._series(
-            "cluster_lease_changes_total", "Leases taken, given back and lost", "change"
-        )
-        self.fenced = self._series(
-            "cluster_fenced_total", "Writes refused because another gateway has the session", ""
-        )
-        self.turns_lost = self._series(
-            "cluster_turns_lost_total", "Turns cut off because another gateway may have them", ""
-        )
-        self.lag = self._gauge(
-            "cluster_lag_seconds", "Age of the oldest message that waits, at any gateway"
-        )
-        self.follow_s = self._spread(
+        counter, gauge, seconds = self._counter, self._gauge, self._seconds
+        self.requests = counter("store_requests_total", "Requests to the store", "outcome")
+        self.request_s = seconds("store_request_duration", "Requests to the store", "", COMMIT_S)
+        self.conflicts = counter("store_conflicts_total", "Commits repeated after a conflict")
+        self.nodes = gauge("cluster_nodes", "Gateways that share the store")
+        self.leases = gauge("cluster_leases", "Partitions that this gateway owns")
+        self.lease_changes = counter("cluster_lease_changes_total", "Changes of leases", "change")
+        self.fenced = counter("cluster_fenced_total", "Writes refused by a fence")
+        self.turns_lost = counter("cluster_turns_lost_total", "Turns lost to another gateway")
+        self.lag = gauge("cluster_lag_seconds", "Age of the oldest waiting message of all gateways")
+        self.follow_s = seconds(
             "cluster_follow_delay",
-            "From the accept here to the first word of the gateway that works on it",
+            "Accept to first remote chunk",
             "",
             QUEUE_S,
         )
-        self.hints = self._series("cluster_hints_total", "Hints between gateways", "outcome")
+        self.hints = counter("cluster_hints_total", "Hints between gateways", "outcome")
 
     def request(self, outcome: str, seconds: float) -> None:
         self.requests.add((outcome,))
@@ -210,44 +191,42 @@ class Figures(FigureSet):
 
     def __init__(self) -> None:
         super().__init__(SeriesQuota())
+        counter, gauge, seconds = self._counter, self._gauge, self._seconds
         self.models, self.channels, self.tools = LabelValues(), LabelValues(), LabelValues()
-        self.runs = self._series("runs_total", "Runs that have ended", "agent channel reason")
-        self.run_s = self._spread("run_duration", "From the accept to the end", "agent", RUN_S)
-        self.queue_s = self._spread("queue_wait", "From the accept to the start", "", QUEUE_S)
-        of_model = " ".join(OF_MODEL)
-        self.model_calls = self._series(
-            "model_calls_total", "Requests to providers", f"{of_model} outcome"
+        self.runs = counter("runs_total", "Runs that have ended", "agent channel reason")
+        self.run_s = seconds("run_duration", "From the accept to the end", "agent", RUN_S)
+        self.queue_s = seconds("queue_wait", "From the accept to the start", "", QUEUE_S)
+        self.model_calls = counter(
+            "model_calls_total", "Requests to providers", "provider model outcome"
         )
-        self.model_s = self._spread(
-            "model_call_duration", "Requests to providers", of_model, MODEL_S
+        self.model_s = seconds(
+            "model_call_duration", "Requests to providers", "provider model", MODEL_S
         )
-        self.first_token_s = self._spread(
-            "model_first_token", "Until the first piece of a reply", of_model, MODEL_S
+        self.first_token_s = seconds(
+            "model_first_token", "Time to the first delta", "provider model", MODEL_S
         )
-        self.model_tokens = self._series(
-            "model_tokens_total", "Tokens of model calls", f"agent {of_model} kind"
+        self.model_tokens = counter(
+            "model_tokens_total", "Tokens of model calls", "agent provider model kind"
         )
-        self.model_cost = self._series(
-            "model_cost_usd_total", "Cost of model calls with a known price", f"agent {of_model}"
+        self.model_cost = counter(
+            "model_cost_usd_total", "Cost of model calls with a known price", "agent provider model"
         )
-        self.tool_calls = self._series("tool_calls_total", "Calls of tools", "tool outcome")
-        self.tool_s = self._spread("tool_duration", "Calls of tools", "tool", TOOL_S)
-        self.commit_s = self._spread("store_commit_duration", "Commits of the store", "", COMMIT_S)
+        self.tool_calls = counter("tool_calls_total", "Calls of tools", "tool outcome")
+        self.tool_s = seconds("tool_duration", "Calls of tools", "tool", TOOL_S)
+        self.commit_s = seconds("store_commit_duration", "Commits of the store", "", COMMIT_S)
         self.commit_sizes = Histogram(
             "store_commit_operations", "Operations in a commit", (), self.quota, COMMIT_SIZES
         )
-        self.loop_delay_s = self._spread(
-            "event_loop_delay", "How late the event loop was at most, each second", "", DELAY_S
+        self.loop_delay_s = seconds("event_loop_delay", "Longest delay in each second", "", DELAY_S)
+        self.generations = gauge("generations", "Configurations in use, old ones included")
+        self.reload_successful = gauge(
+            "config_last_reload_successful", "0 if the last reload failed"
         )
-        self.generations = self._gauge("generations", "Configurations in use, old ones included")
-        self.reload_successful = self._gauge(
-            "config_last_reload_successful", "0 if the last reload was refused"
+        self.reload_timestamp = gauge(
+            "config_last_reload_success_timestamp_seconds", "Time of last successful reload"
         )
-        self.reload_timestamp = self._gauge(
-            "config_last_reload_success_timestamp_seconds", "When a configuration was loaded last"
-        )
-        self.backup_timestamp = self._gauge(
-            "backup_last_success_timestamp_seconds", "When a backup was made last"
+        self.backup_timestamp = gauge(
+            "backup_last_success_timestamp_seconds", "Time of last backup"
         )
 
     def families(self) -> Sequence[Series | Histogram]:

@@ -62,7 +62,7 @@ GRANTS = frozenset({"attempt", "reply", "taken", "begun", "result", "sub", "cut"
 
 
 class JournalEntry(NamedTuple):
-    """One recorded step. `values` are plain."""
+    """One entry of a journal. `values` are plain."""
 
     kind: str
     values: tuple[Any, ...] = ()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from heapq import merge
 from typing import Any, Literal, get_args
 
-from gateway.domain.budgets import Scope, Unit, shown
+from gateway.domain.budgets import Scope, Unit, in_unit
 from gateway.domain.ids import to_time
 from gateway.domain.journal import JournalUnreadable, lines_of
 from gateway.domain.outbox import RunHistory
@@ -104,7 +104,7 @@ class _JournalLines:
 
     def _add_refusal(self, scope: Scope, unit: Unit, *amounts: int) -> None:
         """Adds a refusal; `amounts` are used, reserved and the limit."""
-        shown_amounts = [shown(unit, one) for one in amounts]
+        shown_amounts = [in_unit(unit, one) for one in amounts]
         about = dict(zip(("used", "reserved", "limit"), shown_amounts, strict=True))
         self.add("budget_refused", None, "warning", scope=str(scope), **about, unit=unit)
 

@@ -3,14 +3,13 @@ clients."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.errors import GatewayError
 from gateway.domain.ids import AgentId, Secret
 from gateway.domain.model import ToolSpec
 from gateway.domain.scrubbing import scanner
-from gateway.domain.settings import Setting, setting
+from gateway.domain.settings import setting
 
 FAMILY = "mcp:"  # in an agent's list: mcp:SERVER, or mcp:SERVER/TOOL
 DEPTH_HEADER = "x-exogate-depth"  # sent with calls by agents, which may not call agents
@@ -18,18 +17,6 @@ SHORTEST_SECRET = 6  # characters; a shorter text occurs in other texts by chanc
 CLIENT = "mcp_client"  # key of the client in the state of a request
 
 Door = Callable[[Any, Any, Any], Awaitable[None]]  # an ASGI application
-
-
-class McpNotInstalled(GatewayError):
-    """The configuration uses MCP, but the SDK is not installed."""
-
-    code = "config_error"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "MCP is configured, and not installed: pip install 'exogate[mcp]', "
-            "or in a checkout python3 -m pip --python .venv install -r locks/mcp.lock"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +28,12 @@ class McpServerDef:
     url: str | None = setting(None, "Its address: https, or this machine.", form="url")
     command: str | None = setting(None, "The program to start instead of a url; without a shell.")
     args: tuple[str, ...] = setting((), "Arguments of the program.", form="any")
-    env: Annotated[
-        Mapping[str, Secret],
-        Setting("Its environment; values may hold references.", form="any", names="secret"),
-    ] = field(default_factory=dict)
-    headers: Annotated[
-        Mapping[str, Secret],
-        Setting("Sent along; their values may hold references.", form="any", names="header"),
-    ] = field(default_factory=dict)
+    env: Mapping[str, Secret] = setting(
+        {}, "Its environment; values may be references.", form="any", names="secret"
+    )
+    headers: Mapping[str, Secret] = setting(
+        {}, "Extra headers; values may be references.", form="any", names="header"
+    )
     timeout_s: float = setting(10.0, "Seconds to connect and to list its tools.", 0.1, 600)
     retry_attempts: int = setting(3, "Retries: of connecting, and of repeatable calls.", 0, 10)
     user_header: str = setting("X-User-ID", "Header that names the user.", form="header")

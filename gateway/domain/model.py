@@ -46,12 +46,8 @@ class ProviderDef:
     connect_timeout_s: float = setting(10.0, "Seconds to connect.", above=0, most=3_600)
     idle_timeout_s: float = setting(60.0, "Seconds without a byte, at most.", above=0, most=3_600)
     max_retries: int = setting(3, "Retries before the first byte of a reply.", 0, 10)
-    prices: Annotated[
-        Mapping[str, Price], Setting("Prices by model; they override the public ones.")
-    ] = field(default_factory=dict)
-    tool_markup: ToolMarkup = setting(
-        "off", "recover: tool calls that a model writes as text are called."
-    )
+    prices: Mapping[str, Price] = setting({}, "Prices by model; they override the public ones.")
+    tool_markup: ToolMarkup = setting("off", "recover: run tool calls that a model writes as text.")
 
 
 def base_url_problem(url: str) -> str | None:

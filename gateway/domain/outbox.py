@@ -60,8 +60,8 @@ class RunHistory:
 
 
 class Sending(Protocol):
-    """Calls `Outbox.sending` for the delivery, before each part. With `waits` it calls
-    `Outbox.arrived`, so that the arrived part is recorded although the next one is not sent yet."""
+    """Marks the next part of a delivery as `sending`, as `Outbox.sending` does. With `waits` it
+    records only the arrived part, because the next part is not sent yet."""
 
     async def __call__(
         self,

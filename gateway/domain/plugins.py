@@ -127,9 +127,7 @@ class PluginLimits:
 
     timeout_s: float = setting(10.0, "Seconds of one call.", above=0, most=60)
     memory_mb: int = setting(64, "MiB of memory.", 1, 512)
-    fuel: int | None = setting(
-        None, "Instructions, about. Absent: as many as fit the time.", 1, 2**62
-    )
+    fuel: int | None = setting(None, "Most instructions. Absent: as the time allows.", 1, 2**62)
     output_kb: int = setting(1024, "KiB of its result.", 1, 8_192)
     concurrency: int = setting(8, "Concurrent calls; further calls are queued.", 1, 1_024)
 
@@ -148,13 +146,8 @@ class PluginDef:
     capabilities: tuple[Capability, ...] = setting(
         (), "What it may do: http:HOST, store:NAME, host_function:NAME.", unique=""
     )
-    sha256: str | None = setting(
-        None, "SHA-256 of its file; any other file is refused.", form="sha256"
-    )
-    config: Annotated[
-        Mapping[str, object],
-        Setting("Configuration of the plugin, passed on unchanged.", names="any"),
-    ] = field(default_factory=dict)
+    sha256: str | None = setting(None, "SHA-256 of its file; others are refused.", form="sha256")
+    config: Mapping[str, object] = setting({}, "Passed to the plugin unchanged.", names="any")
     secrets: tuple[PluginSecret, ...] = setting(
         (),
         "Secrets that the host inserts; the plugin never sees them.",
@@ -163,9 +156,7 @@ class PluginDef:
     )
     limits: PluginLimits = setting(PluginLimits(), "Limits of one call.")
     is_enabled: bool = setting(True, "Whether it is loaded.", key="enabled")
-    deny_unused: bool = setting(
-        False, "Load it although it imports functions that are not granted."
-    )
+    deny_unused: bool = setting(False, "Load it although it imports functions without a grant.")
     is_bundled: bool = False  # shipped with the gateway; its tools keep their own names
 
     @property

@@ -188,7 +188,7 @@ class Inbox(Protocol):
     async def find_run(self, run_id: RunId) -> RunRecord | None: ...
 
     async def run_history(self, run_id: RunId) -> RunHistory:
-        """Raises NotFound."""
+        """Returns the stored data of a run. Raises NotFound."""
 
 
 class Journal(Protocol):

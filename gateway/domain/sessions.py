@@ -1,7 +1,7 @@
 """Sessions and conversations: queries, imports, summaries, and the settings of their users."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Literal
@@ -97,7 +97,7 @@ class Erased:
     tombstone: str | None = None
 
 
-def not_there_yet(
+def select_new_nodes(
     key: SessionKey, nodes: Sequence[Node], is_known: Callable[[NodeId], bool | None]
 ) -> list[Node]:
     """Returns the nodes that the session does not have, with their final ids: their own, or another
@@ -148,12 +148,8 @@ class Summary:
     text: str = ""  # a summary that the client wrote, as one text
 
 
-def to_plain(summary: Summary) -> dict[str, object]:
-    return asdict(summary)
-
-
 def from_plain(plain: object) -> Summary:
-    """Inverts `to_plain`. Raises ValueError for any other value."""
+    """Inverts `asdict` of a summary. Raises ValueError for any other value."""
     if not isinstance(plain, dict) or not isinstance(plain.get("covers"), str):
         raise ValueError("not a summary")
     values: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Declares how a field of a value is written in config.toml: its meaning, bounds and form."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypeVar
@@ -43,6 +43,10 @@ def setting(
     default: T, help_text: str, least: float | None = None, most: float | None = None, **more: Any
 ) -> T:
     """Declares a field with a default; `more` are further arguments of `Setting`."""
-    about = Setting(help_text, least, most, **more)
-    made: T = field(default=default, metadata={"setting": about})
+    about = {"setting": Setting(help_text, least, most, **more)}
+    if isinstance(default, dict):
+        copy: Callable[[], Any] = default.copy
+        made: T = field(default_factory=copy, metadata=about)
+    else:
+        made = field(default=default, metadata=about)
     return made

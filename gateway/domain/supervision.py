@@ -40,20 +40,20 @@ async def supervise(name: str, work: Work, clock: Clock, *, may_end: bool = Fals
     failures = 0
     while True:
         began = clock.monotonic()
-        if await contained(name, work) and may_end:
+        if await contain(name, work) and may_end:
             return
         failures = 1 if clock.monotonic() - began >= STEADY_S else failures + 1
         pause_s = backoff_s(failures)
         log.error("task_restarted", extra={"task": name, "pause_s": pause_s})
-        await contained(name, partial(clock.sleep, pause_s))
+        await contain(name, partial(clock.sleep, pause_s))
 
 
-async def contained(name: str, work: Work) -> bool:
+async def contain(name: str, work: Work) -> bool:
     """Runs the work; returns False after a failure, which is logged and ends nothing else."""
     try:
         await work()
     except BaseException as error:
-        _raise_unless_contained(error)
+        _raise_unless_containable(error)
         failed = "task_failed"
         cancelled = "task_cancelled"
         event = failed if isinstance(error, Exception) else cancelled
@@ -74,7 +74,7 @@ async def result_of(
     try:
         return await work(*args, **more)
     except BaseException as error:
-        _raise_unless_contained(error)
+        _raise_unless_containable(error)
         log.exception(event, extra=facts)
         return None
 
@@ -93,7 +93,7 @@ async def retry_store(
             tries += 1
 
 
-def _raise_unless_contained(error: BaseException) -> None:
+def _raise_unless_containable(error: BaseException) -> None:
     """Raises StoreLost, and errors that cancel the task or end the process."""
     if isinstance(error, StoreLost) or not (isinstance(error, Exception) or survives(error)):
         raise error

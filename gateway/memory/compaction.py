@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from gateway.domain.messages import Message, Node, estimate_tokens, within_boundary
-from gateway.domain.sessions import Summary, to_plain
+from gateway.domain.sessions import Summary
 from gateway.memory.context import Window, cut, summary_text
 from gateway.memory.wording import files_and_symbols, missing_from
 
@@ -148,4 +148,4 @@ def shrinks(summary: Summary, earlier: Summary | None, span: CoveredSpan) -> boo
 
 def summary_message(summary: Summary) -> Message:
     """Returns the message that stores a summary in the tree."""
-    return Message("summary", json.dumps(to_plain(summary), ensure_ascii=False))
+    return Message("summary", json.dumps(asdict(summary), ensure_ascii=False))

@@ -34,7 +34,7 @@ from gateway.domain.ids import AgentId, NodeId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.model import ModelRequest
 from gateway.domain.ports import Clock, FactStore, Ids, Model
-from gateway.domain.supervision import Work, contained, result_of
+from gateway.domain.supervision import Work, contain, result_of
 from gateway.memory import wording as dates
 from gateway.memory.recall import Indexer, Recall
 from gateway.memory.statements import LOOKED_AT, OF_OURS, claims_in
@@ -320,7 +320,7 @@ class FactExtractor:
     # --- by patterns ---
 
     def _start(self, work: Work) -> None:
-        self.group.start_soon(contained, "facts", work)
+        self.group.start_soon(contain, "facts", work)
 
     def _claims(self, key: SessionKey, one: SaidMessage) -> Sequence[Claim]:
         last = self.last.pop(key, None)
@@ -420,7 +420,7 @@ class FactExtractor:
     async def _read_queued(self, sessions: Mapping[SessionKey, _Queued]) -> None:
         for key, queued in sessions.items():
             try:
-                await contained("model_extraction", partial(self._read_session, key, queued))
+                await contain("model_extraction", partial(self._read_session, key, queued))
             finally:
                 del self._queue[key]
 

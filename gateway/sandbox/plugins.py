@@ -41,7 +41,7 @@ from gateway.domain.ports import (
     Tool,
     ToolScope,
 )
-from gateway.domain.supervision import contained
+from gateway.domain.supervision import contain
 from gateway.sandbox.cache import CompileCache, Compiled, Uncompiled
 from gateway.sandbox.host_functions import Host, HostDeps
 from gateway.sandbox.interfaces import interface_of
@@ -423,7 +423,7 @@ class Plugins:
         self._coming = {one.name: anyio.Event() for one in enabled}
         for one in enabled:
             work = partial(self._load, sandbox, one)
-            group.start_soon(contained, f"plugin:{one.name}", work)
+            group.start_soon(contain, f"plugin:{one.name}", work)
         with anyio.move_on_after(wait_s):
             await self.ready(self._coming)
         self._publish_loaded(sandbox)

@@ -16,7 +16,7 @@ from gateway.domain.agents import AgentDef, Share
 from gateway.domain.ids import SessionKey
 from gateway.domain.inbox import NO_CHOICE, QueueMode, SessionChoice
 from gateway.domain.ports import Clock
-from gateway.domain.supervision import contained, result_of
+from gateway.domain.supervision import contain, result_of
 from gateway.sessions.runs import LiveRun
 
 Work = Callable[[], Awaitable[None]]
@@ -110,7 +110,7 @@ class Lanes:
 
     def beside(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Starts a task that takes no slot."""
-        self._group.start_soon(contained, "beside a lane", task)
+        self._group.start_soon(contain, "beside a lane", task)
 
     def pause(self) -> None:
         """Starts no more turns. Running turns continue."""

@@ -17,7 +17,7 @@ from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.events import Event, Severity
 from gateway.domain.outbox import TWICE, Deliver, Delivery, DeliveryState, Receipt
 from gateway.domain.ports import Clock, Outbox
-from gateway.domain.supervision import backoff_s, contained, result_of, retry_store, supervise
+from gateway.domain.supervision import backoff_s, contain, result_of, retry_store, supervise
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ class Deliveries:
                 for delivery in due:
                     line.ids.add(delivery.new.id)
                     send = partial(self._deliver, delivery, line)
-                    group.start_soon(contained, "a delivery", send)
+                    group.start_soon(contain, "a delivery", send)
                 with anyio.move_on_after(REST_S):
                     await line.news.wait()
 

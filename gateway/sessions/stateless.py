@@ -21,7 +21,7 @@ from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, Node, ToolResult
 from gateway.domain.ports import Ids, ToolScope
 from gateway.domain.sessions import with_settings
-from gateway.domain.supervision import contained, result_of, retry_store
+from gateway.domain.supervision import contain, result_of, retry_store
 from gateway.memory.context import ContextExtras, message_tokens
 from gateway.sessions.intake import with_boundary
 from gateway.sessions.lanes import TurnBatch
@@ -163,7 +163,7 @@ class StatelessRuns:
         scope = anyio.CancelScope()
         self._working[run_id] = (run, scope)
         work = partial(self._work, run, question, scope)
-        self._group.start_soon(contained, "a run of which nothing is kept", work)
+        self._group.start_soon(contain, "a run of which nothing is kept", work)
         return run
 
     def cancel(self, run: LiveRun) -> None:

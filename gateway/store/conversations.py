@@ -16,7 +16,7 @@ from gateway.domain.sessions import (
     SessionPage,
     SessionQuery,
     SessionRecord,
-    not_there_yet,
+    select_new_nodes,
 )
 from gateway.store import facts
 from gateway.store.channels import ERASED
@@ -320,7 +320,7 @@ def _new(
         is_ours = session is not None and row["place"] >> SEQ_BITS == session.id
         return True if is_ours and row["standing"] < _ERASED else None
 
-    return not_there_yet(key, nodes, is_known)
+    return select_new_nodes(key, nodes, is_known)
 
 
 # --- sessions ------------------------------------------------------------------------------------

@@ -242,10 +242,9 @@ def _end_runs(ending: Ending, session: SessionRow, at: int, tx: Transaction) -> 
         if not tx.change("run", is_open, {**end, "has_journal": True}) and run_id == ending.run_id:
             _is_open(run_id, session, tx)
             return False
-    parts = [(ending.run_id, ending.part, ending.journal())]
-    parts += [(one.run_id, 0, one.journal) for one in ending.merged]
-    for run_id, part, data in parts:
-        tx.put("journal", {"run_id": run_id, "part": part, "data": data})
+    tx.put("journal", {"run_id": ending.run_id, "part": ending.part, "data": ending.journal()})
+    for one in ending.merged:
+        tx.put("journal", {"run_id": one.run_id, "part": 0, "data": one.journal})
     return True
 
 

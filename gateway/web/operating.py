@@ -200,7 +200,7 @@ class PairMethods:
     approvals: Approvals
 
     async def pair_list(self, call: Call, params: api.PairList) -> api.PairingList:
-        found = await self.approvals.listed(channel=params.channel, limit=params.limit)
+        found = await self.approvals.list_pairings(channel=params.channel, limit=params.limit)
         return api.PairingList(pairings=[_paired(one) for one in found])
 
     async def pair_approve(self, call: Call, params: api.PairApprove) -> api.Paired:

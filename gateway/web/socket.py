@@ -15,7 +15,7 @@ from gateway.api.errors import AnswerTooLarge, NotHere, TooManyFailures, Unautho
 from gateway.api.operating import Auth, Introduced
 from gateway.domain.errors import Busy, GatewayError
 from gateway.domain.inbox import RunRecord
-from gateway.domain.supervision import contained, survives
+from gateway.domain.supervision import contain, survives
 from gateway.sessions.runs import LiveRun
 from gateway.web import rpc
 from gateway.web.identity import Identities, Identity, Principal
@@ -92,7 +92,7 @@ class Workers:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                await contained("rpc_call", partial(job[0], *job[1]))
+                await contain("rpc_call", partial(job[0], *job[1]))
             finally:
                 self._busy -= 1
                 if not self._busy and self._became_idle is not None:

@@ -35,7 +35,7 @@ from gateway.domain.budgets import (
     Unit,
     UsageSum,
     day_of,
-    shown,
+    in_unit,
 )
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import AuditEvent
@@ -137,10 +137,10 @@ class BudgetMethods:
         sums = await self.spending.usage(params.by, since, until)
         total = sum(sums, UsageSum(""))
         rows = [
-            build(api.UsageRow, one, cost_usd=shown("usd", one.nano_usd), **{params.by: one.name})
+            build(api.UsageRow, one, cost_usd=in_unit("usd", one.nano_usd), **{params.by: one.name})
             for one in sums
         ]
-        whole = build(api.UsageFigures, total, cost_usd=shown("usd", total.nano_usd))
+        whole = build(api.UsageFigures, total, cost_usd=in_unit("usd", total.nano_usd))
         return api.UsageReport(rows=rows, total=whole)
 
     async def budget_resync(self, call: Call, _: Params) -> api.BudgetResync:
@@ -189,9 +189,9 @@ def budget_rows(wanted: Scope, tally: Tally, limit: Limit) -> Sequence[api.Budge
         rows.append(
             api.BudgetRow(
                 scope=str(scope),
-                limit=None if bound is None else shown(unit, bound),
-                used=shown(unit, tally.used.tokens if is_tokens else tally.used.nano_usd),
-                reserved=shown(unit, tally.held.tokens if is_tokens else tally.held.nano_usd),
+                limit=None if bound is None else in_unit(unit, bound),
+                used=in_unit(unit, tally.used.tokens if is_tokens else tally.used.nano_usd),
+                reserved=in_unit(unit, tally.held.tokens if is_tokens else tally.held.nano_usd),
                 period_start=scope.period_start or tally.since,
                 resets_at=scope.resets_at,
                 unit=unit,
@@ -227,7 +227,7 @@ def _query(principal: Principal, params: api.BudgetRecords) -> RecordQuery:
 
 
 def spending_record(one: TokenRecord) -> api.SpendingRecord:
-    agent, cost = one.session_key.agent, shown("usd", one.nano_usd)
+    agent, cost = one.session_key.agent, in_unit("usd", one.nano_usd)
     return build(api.SpendingRecord, one, timestamp=one.at, agent_id=agent, cost_estimate_usd=cost)
 
 
@@ -410,7 +410,7 @@ def _limits(budget: TokenBudget | None) -> dict[str, object] | None:
     limits = {name: getattr(budget, name) for name in ("session", "daily", "monthly")}
     found: dict[str, object] = {}
     for name, limit in limits.items():
-        bounds = {unit: shown(unit, bound) for unit, bound in limit.bounds()}
+        bounds = {unit: in_unit(unit, bound) for unit, bound in limit.bounds()}
         if bounds:
             found[name] = bounds["tokens"] if bounds.keys() == {"tokens"} else bounds
     return found

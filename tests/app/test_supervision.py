@@ -33,7 +33,7 @@ capabilities = ["http:http://127.0.0.1:9"]
 # What the gateway does beside serving, by a part of the name of its task.
 BESIDE = (
     "mcp:books", "Pool._keep", "kept part", "files", "sweep", "index", "idle workers",
-    "contained", "connections", "channel:hook", "deliveries",
+    "supervision.contain", "connections", "channel:hook", "deliveries",
 )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ async def test_a_code_lives_an_hour() -> None:
         clock.move(3600)
 
         assert await book.find(*ANN) is None
-        assert await book.listed(limit=9) == []
+        assert await book.list_pairings(limit=9) == []
         with pytest.raises(NotFound, match="no pairing request has that code"):
             await book.approve(code, by="local")
         assert await asked(stores, book) != code

@@ -17,10 +17,11 @@ async def test_every_metric_is_on_the_page_and_no_other(tmp_path: Path) -> None:
     async with scripted_server([Reply("hi")]) as model, running(Setup(model.url), tmp_path) as site:
         answer = await http(site.url + "/metrics")
 
-    shared = Figures().share(cluster=True)
+    figures = Figures()
+    shared = figures.share(cluster=True)
     told = {
         f"exogate_{one.name}": (one.kind, one.help)
-        for one in vars(shared).values()
+        for one in (*vars(figures).values(), *vars(shared).values())
         if isinstance(one, Series | Histogram)
     }
     told |= {name: (kind, text) for name, text, kind in _FAMILY.findall(answer.body.decode())}

@@ -1,7 +1,7 @@
 """Notes on the older part: nothing that was decided and no identifier gets lost, whatever a model writes."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimate_tokens
-from gateway.domain.sessions import Summary, from_plain, to_plain
+from gateway.domain.sessions import Summary, from_plain
 from gateway.memory.compaction import (
     MOST_IDENTIFIERS,
     CoveredSpan,
@@ -109,7 +109,7 @@ def test_whatever_a_model_writes_becomes_a_summary_that_can_be_kept(
     assert "#4711" in summary_text(summary, 1 << 40)
     node = replace(nodes_of(("", ""))[0], message=summary_message(summary))
     assert summary_of(node) == summary
-    assert from_plain(json.loads(json.dumps(to_plain(summary)))) == summary
+    assert from_plain(json.loads(json.dumps(asdict(summary)))) == summary
 
 
 @given(st.lists(st.text(max_size=80), max_size=30), st.text(max_size=300), st.integers(-5, 600))
