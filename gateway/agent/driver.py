@@ -66,7 +66,7 @@ from gateway.domain.model import BudgetWarning, Delta, ModelReply, ModelRequest,
 from gateway.domain.ports import Allowance, Clock, Model, ToolScope
 from gateway.domain.sessions import chain_of
 from gateway.memory.context import NO_EXTRAS, ContextExtras, Packer, explained
-from gateway.tools.gate import MAY_BE_DONE
+from gateway.tools import MAY_BE_DONE
 
 log = logging.getLogger(__name__)
 

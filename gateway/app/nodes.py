@@ -24,7 +24,7 @@ from gateway.sessions.far_events import FarEvents
 from gateway.sessions.mirrors import Mirrors
 from gateway.sessions.partitions import OwnGate, OwnInbox, OwnJournal, OwnModel, PartitionedWork
 from gateway.sessions.runs import LiveRuns
-from gateway.tools.gate import ToolGate
+from gateway.tools import ToolGate
 
 log = logging.getLogger(__name__)
 

@@ -33,8 +33,7 @@ from gateway.sandbox.plugins import (
 )
 from gateway.schemas import SchemaChecks
 from gateway.sessions.worker import TurnCount
-from gateway.tools.gate import ToolGate
-from gateway.tools.results import ResultTool
+from gateway.tools import ResultTool, ToolGate
 
 
 class GenerationRefused(GatewayError):

@@ -40,7 +40,7 @@ from gateway.sandbox.plugins import (
     needed_capabilities,
 )
 from gateway.schemas import SchemaChecks
-from gateway.tools.gate import ToolGate
+from gateway.tools import ToolGate
 from gateway.web.status import describe_account
 
 ABOUT, WASM, CASES = "plugin.toml", "tool.wasm", "cases.json"

@@ -30,7 +30,7 @@ from gateway.domain.ports import Ids, Model, ToolScope
 from gateway.domain.text import meant
 from gateway.sessions.far_events import FarEvents
 from gateway.sessions.intake import Front
-from gateway.tools.gate import ToolGate
+from gateway.tools import ToolGate
 from gateway.web.identity import Principal, can_see_session, can_use, has_scope, visible_key
 from gateway.web.responses import encode
 from gateway.web.rpc import Call, Peer

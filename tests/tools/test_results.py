@@ -14,7 +14,7 @@ from gateway.domain.agents import AgentDef, Original
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.ids import AgentId, RunId
 from gateway.domain.ports import ToolScope
-from gateway.tools.results import (
+from gateway.tools import (
     AROUND,
     MOST_HITS,
     MOST_PART,

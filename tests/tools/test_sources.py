@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tools.results import MOST_FIELD, MOST_SOURCES, MOST_VALUES, ToolSource, listed
+from gateway.tools import MOST_FIELD, MOST_SOURCES, MOST_VALUES, ToolSource, listed
 
 
 def found(*sources: object) -> tuple[ToolSource, ...]:
