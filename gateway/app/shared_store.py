@@ -16,8 +16,7 @@ from gateway.domain.errors import StoreUnavailable
 from gateway.domain.figures import Figures
 from gateway.domain.ids import Secret
 from gateway.domain.ports import Clock
-from gateway.store.leases import SurrealLeases
-from gateway.store.shared_ledger import SharedLedger
+from gateway.store.sharing import SharedLedger, SurrealLeases
 from gateway.store.surreal import Waiting, open_surreal, retry_until_open
 from gateway.store.surreal_connection import ConnectionSettings, Credentials, SurrealConnection
 
