@@ -20,8 +20,7 @@ from gateway.domain.ids import Secret
 from gateway.domain.ports import Clock, Model, Stores
 from gateway.domain.supervision import contain, supervise
 from gateway.memory.context import Episodes
-from gateway.sessions.far_events import FarEvents
-from gateway.sessions.mirrors import Mirrors
+from gateway.sessions.mirrors import FarEvents, Mirrors
 from gateway.sessions.partitions import OwnGate, OwnInbox, OwnJournal, OwnModel, PartitionedWork
 from gateway.sessions.runs import LiveRuns
 from gateway.tools import ToolGate

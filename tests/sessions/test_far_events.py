@@ -10,7 +10,7 @@ from gateway.control.notices import Bus
 from gateway.domain.cluster import events_subject
 from gateway.domain.events import Event
 from gateway.domain.ids import RunId
-from gateway.sessions.far_events import INTEREST_LASTS_S, INTEREST_S, FarEvents
+from gateway.sessions.mirrors import INTEREST_LASTS_S, INTEREST_S, FarEvents
 from tests.fakes.clock import FakeClock
 from tests.fakes.cluster import FakeHints
 from tests.fakes.store import session_key
