@@ -11,9 +11,8 @@ import pytest
 from anyio import to_thread
 
 from gateway.app.backups import BackupMaker, restore, verify
-from gateway.app.copying import copy_store
 from gateway.app.shared import open_stores
-from gateway.app.shared_store import claim_store, connection_to
+from gateway.app.shared_store import claim_store, connection_to, copy_store
 from gateway.config.values import GatewayConfig, GatewaySettings, StoreSettings
 from gateway.domain.backups import CopiedTable, CopyRefused
 from gateway.domain.cluster import StoreInUse

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import anyio
 
-from gateway.app.nodes import Membership
+from gateway.app.shared_store import Membership
 from gateway.config.values import Clustering
 from gateway.domain.cluster import CHANGED, RELOAD
 from gateway.domain.figures import SharedFigures
