@@ -16,6 +16,7 @@ from gateway.api import operating as api
 from gateway.api.methods import METHODS
 from gateway.app.background import begin_series, sweep
 from gateway.app.backups import BackupMaker
+from gateway.app.doctor import Upkeep
 from gateway.app.generation import (
     FileSnapshot,
     Generation,
@@ -35,7 +36,6 @@ from gateway.app.shared import (
     provider_trial,
     scrubbing,
 )
-from gateway.app.upkeep import Upkeep
 from gateway.channels.access import AccessControl
 from gateway.channels.commands import ChatCommands
 from gateway.channels.room import channel_room, delivering, keep_channels_connected
