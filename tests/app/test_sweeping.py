@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import anyio
 
-from gateway.app.background import SENT_AGAIN, sweep
+from gateway.app.assembly import SENT_AGAIN, sweep
 from gateway.config.values import GatewayConfig
 from gateway.domain.inbox import ReceivedMessage
 from tests.fakes.clock import FakeClock
