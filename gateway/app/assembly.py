@@ -28,8 +28,7 @@ from gateway.app.generation import (
     web_settings,
 )
 from gateway.app.proposals import Proposals
-from gateway.app.ready_generation import ReadyGeneration, prepare
-from gateway.app.reloading import ReadConfig, Reloader
+from gateway.app.reloading import ReadConfig, ReadyGeneration, Reloader, prepare
 from gateway.app.shared import (
     Shared,
     open_fetch,

@@ -14,7 +14,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.app.ready_generation import ReadyGeneration
+from gateway.app.reloading import ReadyGeneration
 from gateway.channels.delivery import PlatformClient
 from gateway.sessions.worker import RunWorker
 from gateway.tools import ToolGate
