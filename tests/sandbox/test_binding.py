@@ -8,14 +8,18 @@ from wasmtime.component import Component, ResultType, Variant
 from wasmtime.component import FuncType as ComponentFunction
 from wasmtime.component import Linker as ComponentLinker
 
-from gateway.sandbox.binding import case_of, guard, guard_core, patch_binding, value_of_case
 from gateway.sandbox.calls import (
     GuestCall,
+    case_of,
     component_engine,
     core_engine,
     current,
     describe_end,
+    guard,
+    guard_core,
     open_store,
+    patch_binding,
+    value_of_case,
 )
 from tests.fakes.guests import call_of
 
