@@ -56,8 +56,14 @@ from gateway.sandbox.calls import (
     value_of_case,
 )
 from gateway.sandbox.compiler import signature_of
-from gateway.sandbox.interfaces import NEAR_EXPORTS, NEAR_HOST, NEAR_TOOL, import_name
-from gateway.sandbox.protocol import Program, Status
+from gateway.sandbox.protocol import (
+    NEAR_EXPORTS,
+    NEAR_HOST,
+    NEAR_TOOL,
+    Program,
+    Status,
+    import_name,
+)
 from gateway.sandbox.wasi import offer_wasi
 
 # --------------------------------------------------------------------------------- exogate's worlds

@@ -34,8 +34,7 @@ from gateway.sandbox.calls import (
     open_store,
 )
 from gateway.sandbox.compiler import core_signature
-from gateway.sandbox.interfaces import EXTISM, EXTISM_FUNCTIONS, EXTISM_USER
-from gateway.sandbox.protocol import Program, Status
+from gateway.sandbox.protocol import EXTISM, EXTISM_FUNCTIONS, EXTISM_USER, Program, Status
 from gateway.sandbox.wasi import define_wasi_core, pop_exit_code
 
 # ------------------------------------------------------------------------------- the shared memory

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from gateway.sandbox import interfaces as worlds
-from gateway.sandbox.interfaces import INTERFACES, PACKAGE, VERSION, import_name, interface_of
+from gateway.sandbox import protocol as worlds
+from gateway.sandbox.protocol import INTERFACES, PACKAGE, VERSION, import_name, interface_of
 
 WIT = (Path(worlds.__file__).parent / "wit" / "exogate-plugin.wit").read_text(encoding="utf-8")
 FUNCTION = re.compile(r"([a-z-]+): func\(([^)]*)\)(?: -> ([^;]+))?;")
