@@ -225,7 +225,7 @@ async def _servers(
     """Opens the MCP servers, which connect when a turn needs them."""
     if not config.mcp.servers:
         return ()
-    connections, servers = await to_thread.run_sync(_import_mcp)
+    servers = await to_thread.run_sync(_import_mcp)
 
     async def on_changed(facts: Mapping[str, object]) -> None:
         shared.publish("mcp.tool.changed", facts)
@@ -233,7 +233,7 @@ async def _servers(
         await shared.stores.audit.append(event)
 
     means = servers.ServerDeps(
-        connector=connections.Connector(shared.http, config.gateway.data_dir / "mcp", shared.clock),
+        connector=servers.Connector(shared.http, config.gateway.data_dir / "mcp", shared.clock),
         clock=shared.clock,
         schemas=SchemaChecks(),
         store=shared.stores.tools,
@@ -249,10 +249,10 @@ async def _servers(
     return found
 
 
-def _import_mcp() -> tuple[ModuleType, ModuleType]:
-    from gateway.mcp import connections, servers  # noqa: PLC0415  # an extra, and slow to import
+def _import_mcp() -> ModuleType:
+    from gateway.mcp import servers  # noqa: PLC0415  # an extra, and slow to import
 
-    return connections, servers
+    return servers
 
 
 # --- reloading -----------------------------------------------------------------------------------

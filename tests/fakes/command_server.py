@@ -29,11 +29,11 @@ from gateway.cli import (
     verbs,
 )
 from gateway.launcher import main
-from gateway.mcp import connections, endpoint
+from gateway.mcp import endpoint, servers
 from gateway.outbound import client
 
 LOADED = (
-    *(client, connections, endpoint, shared_store),  # which a gateway imports when it needs them
+    *(client, servers, endpoint, shared_store),  # which a gateway imports when it needs them
     *(channel, channel_testing, chat, config, configuration, conversations, doctor, link, pair),
     *(plugin, plugin_files, plugin_testing, provider, run, verbs),
 )
