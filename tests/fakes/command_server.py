@@ -14,7 +14,6 @@ from gateway.app import shared_store
 from gateway.cli import (
     channel,
     channel_testing,
-    chat,
     config,
     configuration,
     conversations,
@@ -34,7 +33,7 @@ from gateway.outbound import client
 
 LOADED = (
     *(client, servers, endpoint, shared_store),  # which a gateway imports when it needs them
-    *(channel, channel_testing, chat, config, configuration, conversations, doctor, link, pair),
+    *(channel, channel_testing, config, configuration, conversations, doctor, link, pair),
     *(plugin, plugin_files, plugin_testing, provider, run, verbs),
 )
 
