@@ -22,6 +22,7 @@ from gateway.agent.leaves import Plans
 from gateway.api import operating as api
 from gateway.api.declarations import build as as_value
 from gateway.api.errors import InvalidParams
+from gateway.app.doctor import find_refusals, find_unreadable
 from gateway.app.generation import (
     FileSnapshot,
     Generation,
@@ -31,7 +32,6 @@ from gateway.app.generation import (
     souls_and_plans,
 )
 from gateway.app.shared import NO_PROVIDERS, Providers, Shared, SharedResource, models, open_fetch
-from gateway.app.trial import find_refusals, find_unreadable
 from gateway.channels.adapter_json import read_description
 from gateway.config.access import note_start
 from gateway.config.document import build_error

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import click
 
-from gateway.app.trial import BadPlugin
+from gateway.app.doctor import BadPlugin
 from gateway.cli.command import FAILED, JSON, CliContext, JsonObject, ParsedType, Unreachable
 from gateway.cli.configuration import Edit, known_names, load_config, yes_option
 from gateway.cli.link import ask, data_dir

@@ -13,7 +13,7 @@ from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.api.declarations import plain
-from gateway.app.trial import BadPlugin, open_trial_sandbox
+from gateway.app.doctor import BadPlugin, open_trial_sandbox
 from gateway.channels.adapters import Description
 from gateway.cli.configuration import known_names
 from gateway.config.plugins import BUNDLED

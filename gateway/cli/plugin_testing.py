@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import to_json
 
-from gateway.app.trial import BadPlugin, open_trial_sandbox
+from gateway.app.doctor import BadPlugin, open_trial_sandbox
 from gateway.cli.plugin_files import (
     PluginSource,
     problems_of,
