@@ -34,11 +34,12 @@ from gateway.cli.plugin_files import (
     find_source,
     import_lines,
     read_about,
+    read_cases,
     replace_file,
     tool_line,
+    try_all,
     with_sha256,
 )
-from gateway.cli.plugin_testing import read_cases, try_all
 from gateway.config import editing
 from gateway.config.environment import read_environment
 from gateway.config.plugins import BUNDLED

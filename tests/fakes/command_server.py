@@ -22,7 +22,6 @@ from gateway.cli import (
     pair,
     plugin,
     plugin_files,
-    plugin_testing,
     provider,
     run,
     verbs,
@@ -34,7 +33,7 @@ from gateway.outbound import client
 LOADED = (
     *(client, servers, endpoint, shared_store),  # which a gateway imports when it needs them
     *(channel, channel_testing, config, configuration, conversations, doctor, link, pair),
-    *(plugin, plugin_files, plugin_testing, provider, run, verbs),
+    *(plugin, plugin_files, provider, run, verbs),
 )
 
 
