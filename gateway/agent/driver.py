@@ -31,9 +31,8 @@ from gateway.agent.effects import (
     ToolReturned,
     TurnEvent,
 )
-from gateway.agent.fitting import SLACK, fit
 from gateway.agent.leaves import Plans
-from gateway.agent.limits import plain_limits
+from gateway.agent.limits import SLACK, fit, plain_limits
 from gateway.agent.output import CUT_OFF
 from gateway.agent.turn import Turn
 from gateway.control.notices import unavailable_notice
