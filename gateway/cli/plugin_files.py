@@ -348,11 +348,11 @@ LAST_MS = 253_402_300_799_999  # the end of the year 9999, the last time of `dat
 _LONGEST_DIFF = 60
 
 
-class _Table(BaseModel):
+class _CaseTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TrialCall(_Table):
+class TrialCall(_CaseTable):
     """A call of a tool, or of an export of a channel adapter."""
 
     tool: str | None = None
@@ -377,7 +377,7 @@ class TrialCall(_Table):
         return to_json(value).decode()
 
 
-class ScriptedAnswer(_Table):
+class ScriptedAnswer(_CaseTable):
     """The answer to exactly this request."""
 
     method: str
@@ -394,12 +394,12 @@ class ScriptedAnswer(_Table):
         return Fetched(self.status, headers, self.body.encode() or self.body_base64)
 
 
-class FunctionAnswer(_Table):
+class FunctionAnswer(_CaseTable):
     input: Any
     output: str
 
 
-class Case(_Table):
+class Case(_CaseTable):
     """One call, the answers of the host, and the expected result."""
 
     name: str
@@ -419,7 +419,7 @@ class Case(_Table):
         return self
 
 
-class Cases(_Table):
+class Cases(_CaseTable):
     cases: list[Case] = Field(min_length=1)
 
 
