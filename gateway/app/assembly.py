@@ -62,10 +62,9 @@ from gateway.sessions.intake import Front, MessageIntake, ServedDesk
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker
-from gateway.web.asgi import Routes, WebApp, method_routes
+from gateway.web.asgi import Health, Routes, StoreWatch, WebApp, method_routes
 from gateway.web.chat import ChatApi, ChatMethods, McpApi
 from gateway.web.documents import asyncapi, documented
-from gateway.web.health import Health, StoreWatch
 from gateway.web.identity import Identities
 from gateway.web.memory import MemoryMethods, SettingsMethods
 from gateway.web.metrics import ChannelFigures, Metrics
@@ -82,7 +81,7 @@ from gateway.web.rpc import Handler, Registry, handlers_of
 from gateway.web.server import WebServer
 from gateway.web.sessions import SessionMethods
 from gateway.web.settings import WebSettings
-from gateway.web.spending import BudgetMethods
+from gateway.web.spending import BudgetMethods, TokenMethods
 from gateway.web.status import (
     ConfigMethods,
     EventMethods,
@@ -90,7 +89,6 @@ from gateway.web.status import (
     ProcessInfo,
     StatusMethods,
 )
-from gateway.web.tokens import TokenMethods
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from gateway.store.copying import copy_rows, reading_sqlite, writing_sqlite
 from gateway.store.opening import COPYING, make_private, note_node, own_data_dir
 from gateway.store.sqlite import FILE, open_sqlite
 from gateway.store.surreal_connection import SurrealConnection
-from gateway.store.surreal_rows import SurrealRows
-from gateway.store.surreal_schema import upgrade_tables
+from gateway.store.surreal_schema import SurrealRows, upgrade_tables
 from gateway.store.writer import MARK
 
 _EMBEDDED = "embedded"

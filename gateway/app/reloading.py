@@ -19,10 +19,10 @@ from gateway.app.generation import FileSnapshot, build, files_changed, snapshot_
 from gateway.app.ready_generation import GenerationRefused, ReadyGeneration, finding, prepare
 from gateway.app.shared import Shared
 from gateway.config.access import note_start
-from gateway.config.changes import changes, need_restart, with_start_values
 from gateway.config.document import build_error
 from gateway.config.load import LoadedConfig
 from gateway.config.problems import Code, ConfigInvalid, ConfigProblem, dotted
+from gateway.config.schema import changes, need_restart, with_start_values
 from gateway.config.values import GatewayConfig
 from gateway.domain.errors import GatewayError
 from gateway.domain.supervision import contain, retry_store

@@ -43,7 +43,7 @@ from gateway.host.clock import SystemClock, TimeIds
 from gateway.host.logs import Log
 from gateway.memory.context import Episodes
 from gateway.outbound.connection import open_outbound
-from gateway.outbound.secrets import Scrubber
+from gateway.outbound.guard import Scrubber
 from gateway.providers.client import Models, ProviderClient
 from gateway.providers.demo import DemoModel
 from gateway.providers.prices import DEFAULT_MODELS, PriceTable
@@ -51,8 +51,8 @@ from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.worker import SettingsBook
 from gateway.store.opening import note_node, open_store, own_data_dir
+from gateway.web.spending import TokenRegistry
 from gateway.web.status import ProviderTrial
-from gateway.web.tokens import TokenRegistry
 
 if TYPE_CHECKING:
     from gateway.app.nodes import Membership, SharedStore

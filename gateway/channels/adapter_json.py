@@ -48,7 +48,7 @@ T = TypeVar("T")
 _type_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
-def _validated(kind: type[T], text: str) -> T:
+def _validate(kind: type[T], text: str) -> T:
     value: T = _type_adapter(kind).validate_json(text)
     return value
 
@@ -73,7 +73,7 @@ def read_description(text: str) -> Description:
     if len(text) > LARGEST_DESCRIPTION:
         raise ValueError(f"its description is larger than {LARGEST_DESCRIPTION // 1024} KiB")
     try:
-        return _validated(Description, text)
+        return _validate(Description, text)
     except ValidationError as error:
         raise ValueError(f"its description is invalid: {_first(error)}") from error
 
@@ -91,7 +91,7 @@ def read_parsed(text: str) -> Parsed:
     parsed = _read(Parsed, text, "parse-incoming")
     for message in parsed.messages:
         _check(message)
-    return _bounded(parsed)
+    return _check_bounds(parsed)
 
 
 def read_each(text: str, *, is_marked: bool) -> tuple[Parsed, Sequence[Unusable]]:
@@ -102,11 +102,11 @@ def read_each(text: str, *, is_marked: bool) -> tuple[Parsed, Sequence[Unusable]
         try:
             return read_parsed(text), ()
         except AdapterFailed as error:
-            found = _apart(text)
+            found = _read_apart(text)
             if found is None or not found[0].messages:
                 raise error from None
             return found
-    found = _apart(plain.decode())
+    found = _read_apart(plain.decode())
     if found is None:
         read_parsed(plain.decode())
         raise AdapterFailed("parse-incoming returned an invalid answer")
@@ -114,7 +114,7 @@ def read_each(text: str, *, is_marked: bool) -> tuple[Parsed, Sequence[Unusable]
 
 
 def read_incoming(text: str) -> Incoming:
-    return _validated(Incoming, text)
+    return _validate(Incoming, text)
 
 
 def write_event(event: AdapterEvent) -> bytes:
@@ -127,15 +127,15 @@ def write_context(context: ReplyContext) -> str:
 
 
 def read_context(text: str) -> ReplyContext:
-    return _validated(ReplyContext, text)
+    return _validate(ReplyContext, text)
 
 
-def _apart(text: str) -> tuple[Parsed, Sequence[Unusable]] | None:
+def _read_apart(text: str) -> tuple[Parsed, Sequence[Unusable]] | None:
     """Reads an answer message by message; None if the answer as a whole is invalid."""
     try:
         whole = from_json(text, allow_inf_nan=False)
         given = whole.pop("messages", [])
-        parsed = _bounded(_validated(Parsed, to_json(whole).decode().replace(MARK, MENDED)))
+        parsed = _check_bounds(_validate(Parsed, to_json(whole).decode().replace(MARK, MENDED)))
         _require_few(given)
     except (ValueError, AttributeError, TypeError, AdapterFailed):
         return None
@@ -161,7 +161,7 @@ def _read_one(given: Any) -> Incoming | Unusable:
     return Unusable(why, text, message, is_certain)
 
 
-def _bounded(parsed: Parsed) -> Parsed:
+def _check_bounds(parsed: Parsed) -> Parsed:
     """Raises AdapterFailed."""
     _require_few(parsed.messages)
     if len(parsed.state or "") > LARGEST_STATE:
@@ -178,7 +178,7 @@ def _require_few(messages: Sequence[object]) -> None:
 
 def _read(kind: type[T], text: str, function: str) -> T:
     try:
-        return _validated(kind, text)
+        return _validate(kind, text)
     except ValidationError as error:
         raise AdapterFailed(f"{function} returned an invalid answer: {_first(error)}") from error
 

@@ -122,14 +122,14 @@ class ChatCommands:
         key, record = asked.key, await self.front.sessions.find_session(asked.key)
         running, queued = await self.front.load(key)
         lines = [
-            f"Agent `{key.agent}`, model `{self._chosen(asked)}`",
+            f"Agent `{key.agent}`, model `{self._model_of(asked)}`",
             f"Queue `{self._queues.mode(key)}`: {running} running, {queued} queued",
         ]
         if record is not None:
             lines.append(f"{_count(record.message_count, 'message')} in this chat so far")
         if (report := await self._last_context(key)) is not None:
             lines.append(f"The last context had {_share(report)}")
-        return f"{_listed(lines)}\n{await self._usage(asked)}"
+        return f"{_bullets(lines)}\n{await self._usage(asked)}"
 
     async def _usage(self, asked: _Invocation) -> str:
         """Lists the usage; only owners see the usage of shared scopes."""
@@ -142,7 +142,7 @@ class ChatCommands:
                 Scope("month", day[:7]): "This month, in total",
             }
         tallies = await self.spending.tallies(tuple(names))
-        return _listed(
+        return _bullets(
             [
                 f"{names[one.scope]}: {row}"
                 for one in tallies
@@ -154,17 +154,17 @@ class ChatCommands:
         name, models = asked.argument, _models(asked.agent)
         listed = ", ".join(f"`{one}`" for one in models)
         if not name:
-            current = self._chosen(asked)
+            current = self._model_of(asked)
             return f"The model is `{current}`; available: {listed}. `/model NAME` sets another."
         if name not in {"default", *models}:
             return f"Nothing was changed: there is no such model; available: {listed}."
         model = None if name == "default" else name
         await self.front.choose(asked.key, model=model)
         if model is None:
-            return f"The model is `{self._chosen(asked)}` again, unless your settings name another."
+            return f"The model is `{self._model_of(asked)}` again, unless your settings differ."
         return f"The model is `{name}` from your next message on. {self._for_now}"
 
-    def _chosen(self, asked: _Invocation) -> str:
+    def _model_of(self, asked: _Invocation) -> str:
         return self._queues.choice(asked.key).model or asked.agent.model
 
     async def _context(self, asked: _Invocation) -> str:
@@ -172,7 +172,7 @@ class ChatCommands:
         if report is None:
             return "There is no context of an answer in this chat."
         parts = [f"{one['kind']}: {one['tokens']:,}" for one in report["parts"] if one["tokens"]]
-        return f"The last context had {_share(report)}:\n\n{_listed(parts)}"
+        return f"The last context had {_share(report)}:\n\n{_bullets(parts)}"
 
     async def _last_context(self, key: SessionKey) -> Mapping[str, Any] | None:
         """Returns the context report of the last answer; None if there is no answer, or no report."""
@@ -193,9 +193,9 @@ class ChatCommands:
         seen = fact_view(asked.key, asked.at.sender, is_shared=asked.key.agent in self.shared)
         if not asked.argument:
             facts = await self.facts.select_facts(FactQuery(seen, limit=MOST_READ))
-            return _listed(map(_fact, facts[-MOST_FACTS:])) or "No facts are known yet."
+            return _bullets(map(_fact, facts[-MOST_FACTS:])) or "No facts are known yet."
         found = await self.recall.of(asked.argument, asked.key, seen, limit=MOST_FOUND)
-        return _listed(map(_found, found)) or "Nothing was found."
+        return _bullets(map(_found, found)) or "Nothing was found."
 
     async def _queue(self, asked: _Invocation) -> str:
         queues, key = self._queues, asked.key
@@ -218,7 +218,7 @@ class ChatCommands:
         except (NoRoute, NotOfProject):
             answers = UNROUTED
         return "\n".join(
-            [f"You are {_quoted(at.sender or at.peer)}. {answers}", "", "```toml", *rows, "```"]
+            [f"You are {_quote(at.sender or at.peer)}. {answers}", "", "```toml", *rows, "```"]
         )
 
     async def _pair(self, at: Address, argument: str) -> str:
@@ -228,7 +228,7 @@ class ChatCommands:
         if verb in {"", "list"}:
             listed = await self.access.list_pairings(channel=at.channel, limit=MOST_LISTED)
             here = [_pairing(one) for one in listed if one.account == at.account]
-            return _listed(here) or "No pairing requests, no approved people."
+            return _bullets(here) or "No pairing requests, no approved people."
         if verb not in {"approve", "deny"} or not code.strip():
             return PAIR_USAGE
         decide = self.access.approve if verb == "approve" else self.access.deny
@@ -239,7 +239,7 @@ class ChatCommands:
         return _pairing(decided)
 
 
-def _listed(lines: Iterable[str]) -> str:
+def _bullets(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -284,10 +284,10 @@ def _found(one: Recalled) -> str:
 def _pairing(one: Pairing) -> str:
     state = {"asked": "waiting", "paired": "approved", "denied": "denied"}[one.state]
     owner = ", owner" if one.is_owner else ""
-    name = f" ({_quoted(one.name)})" if one.name else ""
-    return f"{_quoted(one.person)}{name} {state}{owner}"
+    name = f" ({_quote(one.name)})" if one.name else ""
+    return f"{_quote(one.person)}{name} {state}{owner}"
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     """Quotes a name that its owner chose, so that it cannot look like other text."""
     return f"`{''.join(one for one in name.replace('`', ' ') if one.isprintable())}`"

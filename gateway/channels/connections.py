@@ -136,7 +136,7 @@ async def keep_connected(live: ConnectedChannel) -> None:
         began, count = clock.monotonic(), health.count
         named_s: float | None = None
         try:
-            work = work or await _prepared(live)
+            work = work or await _prepare(live)
             await work()
         except (GatewayError, HttpFailed) as error:
             if _is_final(live, error):
@@ -172,7 +172,7 @@ def _is_final(live: ConnectedChannel, error: GatewayError | HttpFailed) -> bool:
     return True
 
 
-async def _prepared(live: ConnectedChannel) -> Work:
+async def _prepare(live: ConnectedChannel) -> Work:
     kept = await live.read_memos()
     match live.channel.transport:
         case Webhook() as webhook:

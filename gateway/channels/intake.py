@@ -400,13 +400,13 @@ class OpenChannel:
         self, got: Received, body: bytes, *, skip: bool | None = None
     ) -> tuple[Parsed, Sequence[Unusable]]:
         body, is_marked = mark_invalid(body)
-        account, config, headers = self.settings.account, self.settings.config, _joined(got.headers)
+        own, headers = self.settings, _join(got.headers)
         call = (self.state, got.method, got.path, got.query, got.status, skip, self.api_base)
-        head = AdapterEvent(got.transport, headers, account, config, *call)
+        head = AdapterEvent(got.transport, headers, own.account, own.config, *call)
         scrubbed = (await self.scrub(write_event(head))).decode(errors="replace")
         text = await self.adapter.parse(f"{scrubbed[:-1]},{_body(body)}}}")
         parsed, unusable = read_each(text, is_marked=is_marked)
-        return _keyed(got.key, parsed, unusable) if got.key else (parsed, unusable)
+        return _number(got.key, parsed, unusable) if got.key else (parsed, unusable)
 
     async def _keep_after_failures(
         self, got: Received, body: bytes, error: AdapterFailed
@@ -433,7 +433,7 @@ class OpenChannel:
         if len(text) < _LARGEST_KEPT:
             names = ("transport", "method", "path", "query", "status", "key")
             known = {name: getattr(got, name) for name in names if getattr(got, name) is not None}
-            again = {**known, "headers": _joined(got.headers), "body": text}
+            again = {**known, "headers": _join(got.headers), "body": text}
             kept = await self.scrub(to_json(again))
         why = (str(error), kept.decode(errors="replace"))
         heard = ReceivedMessage(*place, "unreadable", self.intake.clock.now(), text, *why)
@@ -449,7 +449,7 @@ class OpenChannel:
         return None if state == self.state else state
 
 
-def _keyed(
+def _number(
     key: str, parsed: Parsed, unusable: Sequence[Unusable]
 ) -> tuple[Parsed, Sequence[Unusable]]:
     """Numbers the messages of a call: the key and the order are the only signed identity."""
@@ -462,7 +462,7 @@ def _keyed(
     return replace(parsed, messages=messages), kept
 
 
-def _joined(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
+def _join(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     joined: dict[str, str] = {}
     for name, value in headers:
         if name not in _WITHHELD and not name.startswith("x-forwarded-"):

@@ -64,10 +64,10 @@ class Splitting:
             after = "\n" + closed.mark if closed else ""
             needed = width_of(after, self._unit)
             if needed <= reserved:
-                return Piece(start, end, self._dressed(start, end, before, after))
+                return Piece(start, end, self._dress(start, end, before, after))
             reserved = needed
 
-    def _dressed(self, start: int, end: int, before: str, after: str) -> str:
+    def _dress(self, start: int, end: int, before: str, after: str) -> str:
         said = self.text[start:end]
         if not before:
             said = said.lstrip("\n")
@@ -83,7 +83,7 @@ class Splitting:
         return fence if fence and is_around and 4 * len(fence.opening) < limit else None
 
     def _end(self, start: int, room: int) -> int:
-        most = _fitting(self.text, start, room, self._unit)
+        most = _fit_end(self.text, start, room, self._unit)
         if most == len(self.text):
             return most
         whole = self._whole(start, most, room)
@@ -96,7 +96,7 @@ class Splitting:
         ):
             found = [match.end() for match in pattern.finditer(self.text, least, most + 1)]
             for end in reversed(found):
-                if start < end <= most and end not in whole and not _joined(self.text, end):
+                if start < end <= most and end not in whole and not _joins(self.text, end):
                     return end
         return self._anywhere(start, most, whole)
 
@@ -106,7 +106,7 @@ class Splitting:
         while end in whole:
             end -= 1
         end = place = end if end > start else most
-        while place > start and _joined(self.text, place):
+        while place > start and _joins(self.text, place):
             place -= 1
         return place if place > start else end
 
@@ -125,7 +125,7 @@ class Splitting:
         }
 
 
-def _fitting(text: str, start: int, room: int, unit: Unit) -> int:
+def _fit_end(text: str, start: int, room: int, unit: Unit) -> int:
     """Returns the end of the longest slice that fits; at least one character always fits."""
     if unit == "characters":
         return min(len(text), start + room)
@@ -138,7 +138,7 @@ def _fitting(text: str, start: int, room: int, unit: Unit) -> int:
     return max(end, min(len(text), start + 1))
 
 
-def _joined(text: str, place: int) -> bool:
+def _joins(text: str, place: int) -> bool:
     """True if the characters before and at an offset are visible as one."""
     if not 0 < place < len(text):
         return False

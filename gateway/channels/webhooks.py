@@ -135,8 +135,8 @@ class Verifier:
             return hmac.compare_digest(proof.encode(), self.key)
         try:
             if recipe.type == "ed25519":
-                return _is_signed_by(self.key, text, _decoded(proof, recipe.encoding, 64))
-            given = _decoded(proof, recipe.encoding, hashlib.sha256().digest_size)
+                return _is_signed_by(self.key, text, _decode(proof, recipe.encoding, 64))
+            given = _decode(proof, recipe.encoding, hashlib.sha256().digest_size)
         except ValueError:  # malformed signature
             return False
         return hmac.compare_digest(given, hmac.digest(self.key, text, "sha256"))
@@ -234,7 +234,7 @@ def _is_signed_by(key: bytes, text: bytes, signature: bytes) -> bool:
     return True
 
 
-def _decoded(text: str, encoding: str, size: int) -> bytes:
+def _decode(text: str, encoding: str, size: int) -> bytes:
     """Decodes a signature in its one valid form; hex may have either case. Raises ValueError."""
     raw = bytes.fromhex(text) if encoding == "hex" else _from_base64(text)
     if len(raw) != size or (encoding == "hex" and len(text) != 2 * size):

@@ -62,7 +62,7 @@ class Handlers:
     ) -> types.CallToolResult:
         """Calls a tool. An internal error reaches the client without its text."""
         try:
-            served = await self._served(context, params.name, params.arguments or {})
+            served = await self._serve(context, params.name, params.arguments or {})
         except MCPError:
             raise
         except Exception:
@@ -74,7 +74,7 @@ class Handlers:
             is_error=served.is_error,
         )
 
-    async def _served(self, context: Context, name: str, arguments: Mapping[str, Any]) -> Served:
+    async def _serve(self, context: Context, name: str, arguments: Mapping[str, Any]) -> Served:
         client = _client(context)
         if name != ASK:
             if name not in {spec.name for spec in self.desk.offered(client)}:
@@ -86,7 +86,7 @@ class Handlers:
         agents = self.desk.agents(client)
         if not agents:
             return Served("There is no agent that you may ask.", is_error=True)
-        problem = self.schemas.compile(json.dumps(_ask_schema(agents)))(_shortened(arguments))
+        problem = self.schemas.compile(json.dumps(_ask_schema(agents)))(_shorten(arguments))
         if problem is not None:
             return Served(f"The arguments of {ASK} are not valid: {problem}.", is_error=True)
         return await self.desk.ask(
@@ -123,7 +123,7 @@ def _client(context: Context) -> McpClient:
     return client
 
 
-def _shortened(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def _shorten(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Shortens a valid message, because it may be longer than the bound of a schema check."""
     message = arguments.get("message")
     if not isinstance(message, str) or len(message) > MOST_MESSAGE:

@@ -77,17 +77,17 @@ def _part(part: types.ContentBlock) -> str:
         case types.TextContent():
             return part.text
         case types.ImageContent() | types.AudioContent():
-            return _unseen(part.mime_type, part.data)
+            return _placeholder(part.mime_type, part.data)
         case types.ResourceLink():
             return f"[resource: {part.name} {part.uri}]"
         case types.EmbeddedResource(resource=types.TextResourceContents() as inner):
             return inner.text
         case types.EmbeddedResource(resource=types.BlobResourceContents() as blob):
-            return _unseen(blob.mime_type or "unknown type", blob.blob)
+            return _placeholder(blob.mime_type or "unknown type", blob.blob)
     raise ToolFailed("The tool returned content of an unknown type.")
 
 
-def _unseen(kind: str, packed: str) -> str:
+def _placeholder(kind: str, packed: str) -> str:
     """Replaces binary content by its type and size, which needs no decoding of the base64."""
     size = len(packed) * 3 // 4 - packed[-2:].count("=")
     return f"[{kind}, {size} bytes: not shown]"

@@ -35,6 +35,8 @@ from gateway.outbound.guard import (
     URL_SAFE,
     Headers,
     Lookup,
+    Scrubber,
+    SecretFiller,
     check_granted,
     read_headers,
     read_method,
@@ -42,7 +44,6 @@ from gateway.outbound.guard import (
     resolve_checked,
     resolve_host,
 )
-from gateway.outbound.secrets import Scrubber, SecretFiller
 
 MAX_SECONDS = 60.0
 # Shorter than MAX_SECONDS: a connection that times out proves that the host received nothing.

@@ -109,7 +109,7 @@ class CompileCache:
             )
         lock = self._locks.setdefault(sha256, anyio.Lock())
         async with lock:  # the same content is compiled once
-            found = await to_thread.run_sync(self._cached, sha256)
+            found = await to_thread.run_sync(self._load_cached, sha256)
             if isinstance(found, _Refused):
                 raise Uncompiled(found.why)
             return found or await self._compile_in_turn(file, partial(self._compile, wasm, sha256))
@@ -156,7 +156,7 @@ class CompileCache:
     def _path(self, sha256: str, kind: str) -> Path:
         return self._cache / f"{sha256}-{self._tag}.{kind}"
 
-    def _refused(self, sha256: str, why: str, *, is_sure: bool = True) -> Uncompiled:
+    def _refuse(self, sha256: str, why: str, *, is_sure: bool = True) -> Uncompiled:
         """Returns the error to raise, and keeps it if a retry would fail the same way."""
         if is_sure:
             text = _Refused(why=why[:_LONGEST_WHY], cpu_s=self._cpu_s).model_dump_json()
@@ -164,7 +164,7 @@ class CompileCache:
                 self._path(sha256, "refused").write_text(text, encoding="utf-8")
         return Uncompiled(why)
 
-    def _cached(self, sha256: str) -> Compiled | _Refused | None:
+    def _load_cached(self, sha256: str) -> Compiled | _Refused | None:
         path = self._path(sha256, "cwasm")
         with suppress(OSError, ValueError):
             refusal = self._path(sha256, "refused").read_bytes()
@@ -209,11 +209,11 @@ class CompileCache:
             why = f"compiling it {how}: it exceeds the CPU time or memory, or crashes the compiler"
             # An early SIGKILL comes from elsewhere, for example from the kernel without memory.
             is_sure = code != -signal.SIGKILL or took_s >= self._cpu_s
-            raise self._refused(sha256, why, is_sure=is_sure)
+            raise self._refuse(sha256, why, is_sure=is_sure)
         with (folder / "report").open("rb") as opened:
             report = _Report.model_validate_json(opened.read(_LARGEST_REPORT))
         if report.inspection is None:
-            raise self._refused(sha256, printable(report.problem or "it cannot be compiled"))
+            raise self._refuse(sha256, printable(report.problem or "it cannot be compiled"))
         path = self._path(sha256, "cwasm")
         seal = _seal(report.inspection, folder / "compiled")
         (folder / "compiled").replace(path)

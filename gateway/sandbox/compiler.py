@@ -114,7 +114,7 @@ def inspect_component(component: Component, engine: Engine) -> Inspection:
     """Reads the kind, imports and exports of a component. Raises NotAPlugin."""
     _require_few(len(component.type.exports(engine)), len(component.type.imports(engine)))
     exports = {name: one.ty for name, one in component.type.exports(engine).items()}
-    functions = {n: _spelled(n, t) for n, t in exports.items() if isinstance(t, FuncType)}
+    functions = {n: _spell(n, t) for n, t in exports.items() if isinstance(t, FuncType)}
     imports = {
         name: _functions(one.ty, engine) for name, one in component.type.imports(engine).items()
     }
@@ -124,7 +124,7 @@ def inspect_component(component: Component, engine: Engine) -> Inspection:
     guest, kind = _guest_kind(functions, is_near=near is not None)
     for interface, wanted in imports.items():
         _require_known(interface, wanted, guest)
-    return Inspection(guest, kind, _listed(imports), tuple(exports))
+    return Inspection(guest, kind, _import_names(imports), tuple(exports))
 
 
 def inspect_module(module: Module) -> Inspection:
@@ -178,7 +178,7 @@ def _guest_kind(functions: Mapping[str, str], *, is_near: bool) -> tuple[Guest, 
     raise NotAPlugin(f"it exports no function; a tool exports {wanted}")
 
 
-def _listed(imports: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+def _import_names(imports: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
     return tuple(f"{i}#{f}" if f else i for i, fs in imports.items() for f in fs or {"": ""})
 
 
@@ -187,10 +187,10 @@ def _functions(instance: object, engine: Engine) -> dict[str, str]:
     if not isinstance(instance, ComponentInstanceType):
         return {}
     inside = {name: one.ty for name, one in instance.exports(engine).items()}
-    return {n: _spelled(n, t) for n, t in inside.items() if isinstance(t, FuncType)}
+    return {n: _spell(n, t) for n, t in inside.items() if isinstance(t, FuncType)}
 
 
-def _spelled(name: str, function: FuncType) -> str:
+def _spell(name: str, function: FuncType) -> str:
     signature = signature_of(function)
     if len(signature) > LONGEST_TYPE:
         raise NotAPlugin(f"the type of {name} is too large")
@@ -203,7 +203,7 @@ def _world(functions: Mapping[str, str], worlds: Worlds) -> PluginKind:
     if len(complete) > 1:
         raise NotAPlugin("it is a tool and a channel adapter; split it into two plugins")
     if not complete:
-        raise NotAPlugin("; ".join(_lacking(functions, worlds)))
+        raise NotAPlugin("; ".join(_missing_exports(functions, worlds)))
     wrong = [
         f"{name} is {functions[name]}; it must be {' or '.join(types)}"
         for name, types in worlds[complete[0]].items()
@@ -214,7 +214,7 @@ def _world(functions: Mapping[str, str], worlds: Worlds) -> PluginKind:
     return complete[0]
 
 
-def _lacking(functions: Mapping[str, str], worlds: Worlds) -> list[str]:
+def _missing_exports(functions: Mapping[str, str], worlds: Worlds) -> list[str]:
     """Lists the missing exports of the worlds that are present in part, or else of a tool."""
     begun = [w for w in worlds.values() if (set(w) - {"describe"}) & set(functions)]
     return [

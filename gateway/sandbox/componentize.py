@@ -53,7 +53,7 @@ def component_from_core(core: bytes, world: PluginKind) -> bytes:
     """
     imports, exports = _surface(core)
     used = sorted({_offered(module, name, world) for module, name in imports})
-    parts = ["(component (core module)", *_imported(used), *_lifted(exports, world), ")"]
+    parts = ["(component (core module)", *_import_parts(used), *_export_parts(exports, world), ")"]
     made = bytes(wat2wasm("\n".join(parts)))
     return made[:8] + b"\x01" + _leb(len(core)) + core + made[_HEAD:]
 
@@ -84,7 +84,7 @@ def _offered(module: str, name: str, world: PluginKind) -> str:
     )
 
 
-def _imported(used: Sequence[str]) -> Iterator[str]:
+def _import_parts(used: Sequence[str]) -> Iterator[str]:
     """Routes the core's imports through a table, because the real ones need the core's memory."""
     table = f"{len(used)} funcref"
     jumps = "\n".join(_jump(name, at) for at, name in enumerate(used))
@@ -102,10 +102,10 @@ def _imported(used: Sequence[str]) -> Iterator[str]:
     yield f"(core instance $core (instantiate 0{given}))"
     yield '(alias core export $core "memory" (core memory $memory))'
     yield '(alias core export $core "cabi_realloc" (core func $realloc))'
-    yield from _filled(used, table)
+    yield from _fill_parts(used, table)
 
 
-def _filled(used: Sequence[str], table: str) -> Iterator[str]:
+def _fill_parts(used: Sequence[str], table: str) -> Iterator[str]:
     for name in used:
         yield f'(alias export ${_interface(name)} "{_short(name)}" (func $host/{name}))'
         lowered = f"(canon lower (func $host/{name}) (memory $memory) (realloc $realloc))"
@@ -137,7 +137,7 @@ def _jump(name: str, at: int) -> str:
     return f'(func (export "{name}") {_signature(name)} {call})'
 
 
-def _lifted(exports: Mapping[str, str], world: PluginKind) -> Iterator[str]:
+def _export_parts(exports: Mapping[str, str], world: PluginKind) -> Iterator[str]:
     for name, kind in (("memory", "memory"), ("cabi_realloc", "function")):
         if exports.get(name) != kind:
             raise NotConvertible(f"it does not export the {kind} {name!r}")

@@ -62,7 +62,7 @@ class _Guest:
 
     def __init__(self, engine: Engine, program: Program) -> None:
         self._engine = engine
-        self._component, self._linker = _opened(engine, program)
+        self._component, self._linker = _open_component(engine, program)
         self._types = {n: one.ty for n, one in self._component.type.exports(engine).items()}
 
     def _with_instance(
@@ -126,7 +126,7 @@ def _text_from_c(value: ffi.wasmtime_component_val_t) -> str:
     return string_at(value.of.string.data, value.of.string.size).decode()
 
 
-def _opened(engine: Engine, program: Program) -> tuple[Component, Linker]:
+def _open_component(engine: Engine, program: Program) -> tuple[Component, Linker]:
     """Loads a component and defines the known interfaces that it imports."""
     component, linker = Component.deserialize_file(engine, program.path), Linker(engine)
     imported = component.type.imports(engine)
@@ -224,9 +224,9 @@ class NearGuest(_Guest):
             return "invalid", f"it has no {function}"
 
         def work(store: Store, instance: Instance) -> tuple[Status, str]:
-            ask = partial(self._called, store, instance)
+            ask = partial(self._call_function, store, instance)
             if function == "describe":
-                return self._described(str(ask("description")), str(ask("schema")))
+                return self._describe(str(ask("description")), str(ask("schema")))
             asked = json.loads(text)
             capability = self._ids.get(asked["tool"])
             if capability is None:
@@ -237,12 +237,14 @@ class NearGuest(_Guest):
 
         return self._with_instance(call, work)
 
-    def _called(self, store: Store, instance: Instance, name: str, *values: object) -> object:
+    def _call_function(
+        self, store: Store, instance: Instance, name: str, *values: object
+    ) -> object:
         export: ExportIndex | None = self._exports[name]
         function = instance.get_func(store, export) if export is not None else None
         return function(store, *values) if function is not None else None
 
-    def _described(self, description: str, schema: str) -> tuple[Status, str]:
+    def _describe(self, description: str, schema: str) -> tuple[Status, str]:
         about = description[:LONGEST_DESCRIPTION]
         try:
             parsed = json.loads(schema[:LONGEST_SCHEMA])
@@ -286,11 +288,11 @@ def _parameters(schema: Object, name: str) -> Object:
             *str(branch.get("title")).split(),
         ):
             shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-            return {**shared, **_untagged(branch)}
+            return {**shared, **_without_tag(branch)}
     return {}
 
 
-def _untagged(branch: Object) -> Object:
+def _without_tag(branch: Object) -> Object:
     """Removes the tag, because the host passes the operation and a guest refuses a second one."""
     properties = {k: v for k, v in _as_object(branch.get("properties")).items() if k != "action"}
     required = [name for name in _as_list(branch.get("required")) if name != "action"]
@@ -451,7 +453,7 @@ def _bytes() -> Shape:
     return Shape({"type": "string", "contentEncoding": "base64"}, read, write)
 
 
-def _listed(value: object) -> list[object]:
+def _require_list(value: object) -> list[object]:
     if not isinstance(value, list):
         raise TypeMismatch("must be a list")
     return value
@@ -463,7 +465,7 @@ def _list(kind: ListType) -> Shape:
     one = shape_of(kind.element)
     return Shape(
         {"type": "array", "items": one.schema},
-        lambda value: [one.read(item) for item in _listed(value)],
+        lambda value: [one.read(item) for item in _require_list(value)],
         lambda value: [one.write(item) for item in value],  # type: ignore[attr-defined]  # a list
     )
 
@@ -472,9 +474,9 @@ def _tuple(kind: TupleType) -> Shape:
     shapes = [shape_of(one) for one in kind.elements]
 
     def read(value: object) -> object:
-        if len(_listed(value)) != len(shapes):
+        if len(_require_list(value)) != len(shapes):
             raise TypeMismatch(f"must be a list of {len(shapes)}")
-        return tuple(s.read(item) for s, item in zip(shapes, _listed(value), strict=True))
+        return tuple(s.read(item) for s, item in zip(shapes, _require_list(value), strict=True))
 
     size = len(shapes)
     schema = {"type": "array", "prefixItems": [s.schema for s in shapes], "minItems": size}
@@ -545,7 +547,7 @@ def _flags(kind: FlagsType) -> Shape:
     one = _simple({"type": "string", "enum": names}, "a flag", lambda v: v in names)(kind)
     return Shape(
         {"type": "array", "items": one.schema, "uniqueItems": True},
-        lambda value: {one.read(item) for item in _listed(value)},
+        lambda value: {one.read(item) for item in _require_list(value)},
         lambda value: sorted(value),  # type: ignore[call-overload]  # a set of names
     )
 

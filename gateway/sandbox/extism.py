@@ -147,27 +147,27 @@ class ExtismGuest:
         if name not in self._exports:
             return "invalid", f"it exports no {name}"
         pop_exit_code()
-        with open_store(self._engine, call) as store, _cloned(self._linker) as linker:
+        with open_store(self._engine, call) as store, _clone(self._linker) as linker:
             try:
                 linker.define_instance(store, EXTISM, self._kernel.instantiate(store))
                 _mine.run = run = _Run(Kernel(store, linker), self._config)
                 run.kernel.put_input(b"" if function == "describe" else text.encode())
-                code, ended = self._called(store, linker, name)
+                code, ended = self._call(store, linker, name)
             except MemoryError:
                 return "memory", "its input needs more memory than it may have"
             except (Trap, WasmtimeError) as error:
                 return describe_end(call, error)
             return _outcome(call, run, code, ended)
 
-    def _called(
+    def _call(
         self, store: Store, linker: Linker, name: str
     ) -> tuple[int, Trap | WasmtimeError | None]:
         """Runs an export and returns its exit code, and the error if it did not return one."""
         try:
             linker.define_instance(store, _GUEST, linker.instantiate(store, self._module))
             for initialiser in self._initialisers():
-                _exported(store, linker, initialiser)(store, *_ARGUMENTS[initialiser])
-            return int(_exported(store, linker, name)(store) or 0), None
+                _export_of(store, linker, initialiser)(store, *_ARGUMENTS[initialiser])
+            return int(_export_of(store, linker, name)(store) or 0), None
         except (Trap, WasmtimeError) as error:
             exit_code = pop_exit_code()
             if exit_code is None:
@@ -203,7 +203,7 @@ _TAKES = {"__wasm_call_ctors": "()", "_initialize": "()", "hs_init": "(i32,i32)"
 _ARGUMENTS = {"__wasm_call_ctors": (), "_initialize": (), "hs_init": (0, 0)}
 
 
-def _cloned(linker: Linker) -> Linker:
+def _clone(linker: Linker) -> Linker:
     """Clones the linker of all calls, because definitions of one store must not stay in it."""
     clone = Linker.__new__(Linker)
     # The binding has no method for it.
@@ -212,7 +212,7 @@ def _cloned(linker: Linker) -> Linker:
     return clone
 
 
-def _exported(store: Store, linker: Linker, name: str) -> Func:
+def _export_of(store: Store, linker: Linker, name: str) -> Func:
     """Returns an export through the linker; an instance would wrap all its exports to find one."""
     found = linker.get(store, _GUEST, name)
     assert isinstance(found, Func)
@@ -246,7 +246,7 @@ def _outcome(
         return "invalid", "its output is not UTF-8 text"
 
 
-def _failed(why: str) -> GuestEnded:
+def _refuse(why: str) -> GuestEnded:
     """Returns the error to raise: a host function of Extism can refuse only by ending the call."""
     _run().failure = why
     return current().stop("denied")
@@ -255,26 +255,26 @@ def _failed(why: str) -> GuestEnded:
 def _text(handle: int, what: str) -> str:
     block = _run().kernel.block(handle)
     if block is None:
-        raise _failed(f"{what} is not in memory")
+        raise _refuse(f"{what} is not in memory")
     if len(block) > MOST_TEXT_BYTES:
-        raise _failed(f"{what} is larger than {MOST_TEXT_BYTES // 1024} KiB")
+        raise _refuse(f"{what} is larger than {MOST_TEXT_BYTES // 1024} KiB")
     try:
         return block.decode()
     except UnicodeDecodeError:
-        raise _failed(f"{what} is not UTF-8 text") from None
+        raise _refuse(f"{what} is not UTF-8 text") from None
 
 
 def _put(data: bytes) -> int:
     at = _run().kernel.put(data)
     if data and not at:
-        raise _failed("memory is full, so the host cannot return its answer")
+        raise _refuse("memory is full, so the host cannot return its answer")
     return at
 
 
-def _asked(function: str, *texts: str) -> str:
+def _ask_host(function: str, *texts: str) -> str:
     answer, text = current().ask(function, *texts)
     if answer != "ok":
-        raise _failed(text)
+        raise _refuse(text)
     return text
 
 
@@ -289,19 +289,19 @@ def _var_get(key: int) -> int:
     if answer == "none":
         return 0
     if answer != "ok":
-        raise _failed(text)
+        raise _refuse(text)
     return _put(unpack(text))
 
 
 def _var_set(key: int, value: int) -> None:
     name = _text(key, "the key of a variable")
     if value == 0:
-        _asked("store.delete", "vars", name)
+        _ask_host("store.delete", "vars", name)
         return
     block = _run().kernel.block(value)
     if block is None:
-        raise _failed("the value of a variable is not in memory")
-    _asked("store.set", "vars", name, pack(block))
+        raise _refuse("the value of a variable is not in memory")
+    _ask_host("store.set", "vars", name, pack(block))
 
 
 def pack(value: bytes) -> str:
@@ -329,11 +329,11 @@ def _http_request(request: int, body: int) -> int:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        raise _failed("a request is not a JSON object")
+        raise _refuse("a request is not a JSON object")
     asked = {name: parsed[name] for name in ("method", "url", "headers") if parsed.get(name)}
     reply = fetch(asked, run.kernel.block(body) if body else None)
     if isinstance(reply, str):
-        raise _failed(reply)
+        raise _refuse(reply)
     run.status, run.headers = reply.status, reply.headers
     return _put(reply.body)
 
@@ -354,7 +354,7 @@ def _logs(level: str) -> Callable[[int], None]:
 
 def _asks(name: str, *, answers: bool) -> Callable[[int], int | None]:
     def ask(text: int) -> int | None:
-        answer = _asked("host.call", name, _text(text, f"the input of {name}"))
+        answer = _ask_host("host.call", name, _text(text, f"the input of {name}"))
         return _put(answer.encode()) if answers else None
 
     return ask

@@ -211,7 +211,7 @@ class Host:
         try:
             head["body"], body = "body", answer.body.decode()
         except UnicodeDecodeError:
-            head["body"], body = "body_base64", await _packed(answer.body)
+            head["body"], body = "body_base64", await _encode_body(answer.body)
         return "ok", encode(head).decode(), body
 
 
@@ -255,7 +255,7 @@ def _body(request: Mapping[str, object]) -> bytes:
     raise ValueError('"body" and "body_base64" must be strings, and only one may be set')
 
 
-async def _packed(body: bytes) -> str:
+async def _encode_body(body: bytes) -> str:
     """Returns base64 and lets other tasks run in between."""
     pieces: list[str] = []
     for at in range(0, len(body), _STEP_BYTES):

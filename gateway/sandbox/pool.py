@@ -352,7 +352,7 @@ class Pool:
             self._replace(place, link, "does not read its input")
             return Outcome("timeout", "it did not end in time")
         try:
-            loaded = self._loaded(place, program)
+            loaded = self._program_number(place, program)
             link.send(Kind.CALL, number, (str(loaded), function, str(timeout_s), text))
         except ValueError as error:
             return Outcome("invalid", f"its input cannot be sent: {error}")
@@ -377,7 +377,7 @@ class Pool:
         if place.link is link and place.process is not None:
             place.process.kill()
 
-    def _loaded(self, place: _Place, program: Program) -> int:
+    def _program_number(self, place: _Place, program: Program) -> int:
         number = place.loaded.get(program)
         if number is None:
             number = place.loaded[program] = len(place.loaded) + 1
@@ -413,7 +413,7 @@ class Pool:
         link, problem = WorkerSocket(self._group), f"it is not ready after {self._start_s:g} s"
         try:
             with anyio.move_on_after(self._start_s):
-                process = await self._spawned(link)
+                process = await self._start_process(link)
                 await link.ready.wait()
                 if not link.lost.is_set():
                     place.link, place.process, place.loaded = link, process, {}
@@ -433,7 +433,7 @@ class Pool:
         log.error("worker_start_failed", extra={"why": why})
         raise WorkerDown(why)
 
-    async def _spawned(self, link: WorkerSocket) -> subprocess.Popen[bytes]:
+    async def _start_process(self, link: WorkerSocket) -> subprocess.Popen[bytes]:
         """Starts a process and its watch without interruption, so that no process is left alone."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()

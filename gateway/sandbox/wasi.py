@@ -300,13 +300,11 @@ def define_wasi_core(linker: Linker, engine: Engine, module: Module) -> None:
         name, signature = one.name or "", core_signature(one.type)
         known, serve = _FUNCTIONS.get(name, (signature, _refuse))
         if known == signature and (serve is not _refuse or signature.endswith("->i32")):
-            called = guard_core(
-                engine, _served(serve, signature), _IO if one.type.results else None
-            )
+            called = guard_core(engine, _wrap(serve, signature), _IO if one.type.results else None)
             linker.define_func(WASI_CORE, name, one.type, called, access_caller=True)
 
 
-def _served(serve: CoreServe, signature: str) -> Callable[..., int]:
+def _wrap(serve: CoreServe, signature: str) -> Callable[..., int]:
     """Passes numbers as unsigned, and returns an error number for a bad pointer."""
     kinds = filter(None, signature[1 : signature.index(")")].split(","))
     masks = [0xFFFFFFFF if kind == "i32" else (1 << 64) - 1 for kind in kinds]

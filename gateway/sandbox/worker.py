@@ -115,11 +115,11 @@ class Worker:
         program = Program(**{**fields, "bounds": Bounds(**fields["bounds"])})
         self._bounds[number] = program.bounds
         try:
-            self._guests[number] = self._loaded(program)
+            self._guests[number] = self._load_guest(program)
         except Exception:  # noqa: BLE001  # reason: a failed load must not end the calls of others
             self._guests[number] = "its compiled form cannot be loaded"
 
-    def _loaded(self, program: Program) -> LoadedGuest:
+    def _load_guest(self, program: Program) -> LoadedGuest:
         match program.guest:
             case "extism":
                 return ExtismGuest(self._cores, program)

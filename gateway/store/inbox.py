@@ -13,9 +13,8 @@ from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
 from gateway.domain.journal import chunks_of
 from gateway.domain.outbox import RunHistory
-from gateway.store.channels import require_unheard, write_memos
+from gateway.store.channels import add_delivery, find_delivery, require_unheard, write_memos
 from gateway.store.conversations import prune
-from gateway.store.outbox import add_delivery, find_delivery
 from gateway.store.transaction import (
     Fields,
     Row,

@@ -42,8 +42,7 @@ from gateway.domain.budgets import (
 from gateway.domain.errors import Conflict, GatewayError
 from gateway.domain.events import AuditEvent
 from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
-from gateway.store.audit import append_event
-from gateway.store.tokens import note_change
+from gateway.store.audit import append_event, note_change
 from gateway.store.transaction import Fields, Row, Transaction, keep_newest, without_none
 from gateway.store.writer import Engine, Operation, StorePart, T, reading
 

@@ -15,8 +15,8 @@ from anyio import CancelScope, to_thread
 from gateway.domain.errors import StoreRefused
 from gateway.domain.ids import AgentId, to_micros
 from gateway.domain.ports import Clock, Ledger, Stores
-from gateway.store.audit import StoredAudit
-from gateway.store.channels import StoredChannels
+from gateway.store.audit import StoredAudit, StoredTokens
+from gateway.store.channels import StoredChannels, StoredOutbox
 from gateway.store.conversations import StoredSessions
 from gateway.store.copying import copier
 from gateway.store.fact_search import FactBase
@@ -24,10 +24,8 @@ from gateway.store.faults import file_faults, opening_error
 from gateway.store.inbox import StoredInbox, StoredJournal
 from gateway.store.inspection import check_database, progress_of
 from gateway.store.ledger import StoredLedger
-from gateway.store.outbox import StoredOutbox
 from gateway.store.plugins import StoredTools, sweep_originals
 from gateway.store.tables import migrate
-from gateway.store.tokens import StoredTokens
 from gateway.store.transaction import Terms, Transaction
 from gateway.store.turns import ExtractionQueue, TurnIndex
 from gateway.store.writer import (

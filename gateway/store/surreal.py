@@ -49,8 +49,7 @@ from gateway.store.surreal_connection import (
     SurrealConnection,
     TransactionConflict,
 )
-from gateway.store.surreal_rows import SurrealRows
-from gateway.store.surreal_schema import REVISION, upgrade_tables
+from gateway.store.surreal_schema import REVISION, SurrealRows, upgrade_tables
 from gateway.store.surreal_transaction import (
     REMEMBERED,
     KnownSession,

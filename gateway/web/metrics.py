@@ -65,12 +65,7 @@ class Metrics:
         dropped = {**self.dropped(), "metrics_series_dropped_total": self.figures.quota.dropped}
         families = (
             _family("info", "gauge", "Version of the gateway", version),
-            _family(
-                "build_info",
-                "gauge",
-                "Version of the gateway, under the conventional name",
-                version,
-            ),
+            _family("build_info", "gauge", "Version of the gateway", version),
             _one("ready", "gauge", "1 if the gateway accepts work", int(not self.ready())),
             _one(
                 "messages_pending", "gauge", "Accepted messages without an answer", intake.pending

@@ -24,7 +24,7 @@ from gateway.domain.ids import Secret
 from gateway.domain.ports import Stores
 from gateway.store.copying import COPIED, reading_sqlite
 from gateway.store.opening import COPYING, open_store
-from gateway.store.surreal_rows import SurrealRows
+from gateway.store.surreal_schema import SurrealRows
 from tests.fakes.clock import FakeClock
 from tests.fakes.lived import ANN, live, told
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key

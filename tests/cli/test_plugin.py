@@ -53,7 +53,7 @@ def test_everything_that_is_wrong_is_said_at_once(bench: Bench, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"hello", "it is not WebAssembly"), (b"\0asm\1\0\0\0", "no Extism plugin")],
+    [(b"hello", "it is not WebAssembly"), (b"\0asm\1\0\0\0", "not an Extism plugin")],
 )
 def test_what_is_no_plugin_is_told_in_a_sentence(
     bench: Bench, tmp_path: Path, content: bytes, problem: str

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cluster.ownership import (
+from gateway.cluster.node import (
     MARGIN_S,
     Acquire,
     Drain,

@@ -60,7 +60,7 @@ def test_every_field_of_an_answer_or_an_event_is_documented() -> None:
 
 
 def test_every_method_needs_the_scopes_that_are_documented() -> None:
-    needs = rows("Who you are")
+    needs = rows("Authentication")
     named = {
         method: (scope,)
         for scope in ("chat", "read", "admin")
@@ -76,14 +76,14 @@ def test_every_method_needs_the_scopes_that_are_documented() -> None:
 def test_every_kind_of_event_is_documented_with_its_names_and_no_other() -> None:
     documented = {
         name: tuple(cell.strip(" `") or None for cell in rest.strip("|").split("|"))
-        for name, rest in rows("What happens").items()
+        for name, rest in rows("Event notifications").items()
     }
 
     assert documented == {kind.type: (kind.severity, kind.constant, kind.hook) for kind in KINDS}
 
 
 def test_every_field_of_an_event_notification_is_documented() -> None:
-    section = PROTOCOL.split("\n## What happens", 1)[1].split("\n## ", 1)[0]
+    section = PROTOCOL.split("\n## Event notifications", 1)[1].split("\n## ", 1)[0]
     documented = re.split(r",\s+", section.split("params `{", 1)[1].split("}`", 1)[0])
 
     assert documented == [field.name for field in fields(Event)]

@@ -28,7 +28,7 @@ def rows(section: str) -> dict[str, list[str]]:
 
 
 def test_every_key_is_documented_and_no_other() -> None:
-    assert set(rows("A rule")) == set(keys_of(RuleDef))
+    assert set(rows("Keys of a rule")) == set(keys_of(RuleDef))
 
 
 def test_every_event_is_documented_with_its_names_and_severity() -> None:
@@ -65,7 +65,7 @@ def test_every_sample_loads(text: str) -> None:
 
 
 def test_numbers_are_written_as_the_page_says() -> None:
-    for template, (shown,) in rows("Texts").items():
+    for template, (shown,) in rows("Templates").items():
         text = compile_template(template.replace("\\|", "|"))
         assert text({"payload": {"n": 12345.678}}) == shown
 

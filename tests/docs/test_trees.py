@@ -159,7 +159,7 @@ def test_every_other_spelling_and_common_option_is_documented() -> None:
 
 
 def test_every_option_of_a_tree_is_documented() -> None:
-    text = section("The text").split("Options of the tree itself", 1)[1].split("\n\n", 1)[0]
+    text = section("Syntax").split("Options of the tree itself", 1)[1].split("\n\n", 1)[0]
 
     assert words(text) - {"decision"} == {f":{option}" for option in TREE.options}
 
@@ -174,7 +174,7 @@ def test_every_name_to_look_up_is_documented_with_its_keys_and_no_other() -> Non
 
 
 def test_every_documented_input_is_given() -> None:
-    keys = list(rows("The text"))[-7:]
+    keys = list(rows("Syntax"))[-7:]
     schema = " ".join(f":{key} nil" for key in keys)
     plan = load(f'(tree "t" :blackboard-schema {{{schema}}} (succeed))', registry=REGISTRY)
 
@@ -185,7 +185,7 @@ def test_every_documented_input_is_given() -> None:
 
 
 def test_every_code_of_a_problem_is_within_a_documented_range() -> None:
-    ranges = re.findall(r"`BT(\d+)`–`BT(\d+)`", section("The four verbs"))
+    ranges = re.findall(r"`BT(\d+)`–`BT(\d+)`", section("Commands"))
     files = [*(ROOT / "gateway/control/trees").glob("*.py"), ROOT / "gateway/agent/leaves.py"]
     sources = "".join(path.read_text(encoding="utf-8") for path in files)
     codes = {int(code) for code in re.findall(r'"BT(\d+)"', sources)}
@@ -196,11 +196,11 @@ def test_every_code_of_a_problem_is_within_a_documented_range() -> None:
 
 
 def test_every_tree_that_ships_is_documented_and_no_other() -> None:
-    assert set(rows("The ones that ship")) == {path.stem for path in SHIPPED.glob("*.bt")}
+    assert set(rows("Bundled trees")) == {path.stem for path in SHIPPED.glob("*.bt")}
 
 
 def test_every_verb_is_documented_and_no_other() -> None:
-    documented = {name.split()[2] for name in rows("The four verbs") if name.startswith("exogate")}
+    documented = {name.split()[2] for name in rows("Commands") if name.startswith("exogate")}
 
     assert documented == set(tree_verbs.commands)
 
@@ -222,7 +222,7 @@ def test_every_sample_tree_answers(text: str) -> None:
 
 
 def test_the_command_says_what_the_page_shows(tmp_path: Path) -> None:
-    shown = section("The four verbs").split("```\n$ exogate tree check mine.bt\n", 1)[1]
+    shown = section("Commands").split("```\n$ exogate tree check mine.bt\n", 1)[1]
     file = tmp_path / "mine.bt"
     file.write_text(TREES[0].replace("user_question", "user_qestion"), encoding="utf-8")
 
@@ -233,7 +233,7 @@ def test_the_command_says_what_the_page_shows(tmp_path: Path) -> None:
 
 
 def test_the_bounds_are_those_of_the_code() -> None:
-    text = section("What holds whatever a tree does")
+    text = section("Limits of every tree")
 
     assert f"{STUCK:,} times in a row" in text
     assert f"{MAX_WORK:,} events" in text
@@ -254,7 +254,7 @@ async def test_every_field_of_a_run_that_only_a_turn_knows_is_documented_and_no_
     after = from_json(record.summary)
     known = before.keys() - AT_REST.keys()
 
-    documented = {name for cell in rows("Looking at a run") for name in cell.split("`, `")}
+    documented = {name for cell in rows("Inspecting a run") for name in cell.split("`, `")}
 
     assert documented == set(after) - known - {"context"}  # that is shown by `context.explain`
 

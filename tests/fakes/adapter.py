@@ -19,7 +19,7 @@ from gateway.domain.ids import MessageId, RunId, Secret
 from gateway.domain.inbox import Accepted, Inbound, NewDelivery, ReceivedMessage
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.ports import ChannelStore, Stores
-from gateway.outbound.secrets import Scrubber
+from gateway.outbound.guard import Scrubber
 from tests.fakes.clock import FakeClock
 from tests.fakes.doorkeeper import FakeCommands, FakeDoor
 from tests.fakes.ports import PartOfChannelStore

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.errors import Denied
-from gateway.outbound.secrets import Scrubber, SecretFiller
+from gateway.outbound.guard import Scrubber, SecretFiller
 from tests.outbound.guarded import a_secret, origin
 
 API = "https://api.example.com"

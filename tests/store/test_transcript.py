@@ -14,8 +14,8 @@ from anyio import to_thread
 
 from gateway.domain.ids import NodeId
 from gateway.domain.inbox import NewDelivery
+from gateway.store.channels import _due
 from gateway.store.conversations import _path
-from gateway.store.outbox import _due
 from gateway.store.transaction import Transaction
 from gateway.store.writer import open_to_read
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key

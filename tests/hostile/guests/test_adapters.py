@@ -16,7 +16,7 @@ from gateway.channels.webhooks import LARGEST_BODY, WebhookEndpoint, webhook_add
 from gateway.domain.channels import ChannelDef, WebhookCall
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginLimits, PluginSecret
-from gateway.outbound.secrets import Scrubber
+from gateway.outbound.guard import Scrubber
 from gateway.sandbox.componentize import component_from_core
 from tests.fakes.adapter import HOOK, KEY, KeptEvents, Taken
 from tests.fakes.clock import FakeClock
