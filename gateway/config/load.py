@@ -135,7 +135,7 @@ def interpret(document: Document, inputs: Inputs) -> LoadedConfig:
     reading = Reading(inputs, document)
     reader = SectionReader(reading)
     written = _read_sections(reader, reading.tree)
-    in_tree = dict(reading.variables)  # a later variable overrides the file, but does not set its values
+    in_tree = dict(reading.variables)  # later ones override the values of the tree
     config = _resolve(reading, written)
     later = without_consequences(reading.findings, reader.findings)
     findings = [replace(one, variable=in_tree.get(one.path)) for one in reader.findings]
