@@ -435,8 +435,8 @@ def _table(text: str, source: PluginSource) -> Mapping[str, Any] | None:
     table = editing.value_at(text, ("plugins", source.name))
     if source.bundled is None and source.name in known_names().bundled:
         raise BadPlugin(f"a bundled plugin is named {source.name}; choose another with --name")
-    if not isinstance(table, dict):
-        return None
+    if not isinstance(table, dict) or table.get("name") != source.name:
+        return None  # a plugin named 0 is not the first one
     path = str(table.get("path", ""))
     if source.bundled != (path.removeprefix(BUNDLED) if path.startswith(BUNDLED) else None):
         raise BadPlugin(f"another plugin is named {source.name}; choose another with --name")

@@ -47,9 +47,11 @@ KINDS: Mapping[str, AuditKind] = {
 
 def resolve_gateway(reading: Reading, config: GatewayConfig) -> GatewaySettings:
     written, overrides = config.gateway, reading.inputs.overrides
-    port = written.port if overrides.port is None else overrides.port
+    port, path = written.port, ("gateway", "port")
+    if overrides.port is not None:
+        port, reading.variables[path] = overrides.port, "--port"
     if not 0 <= port <= 65_535:
-        path, message = ("gateway", "port"), f"{port} is out of range"
+        message = f"{port} is out of range"
         reading.wrong(Code.OUT_OF_RANGE, path, message, "write 0 to 65535")
     data_dir = overrides.data_dir or reading.inputs.path(str(written.data_dir), reading.folder)
     if TOKEN in reading.inputs.environment:

@@ -135,11 +135,12 @@ def interpret(document: Document, inputs: Inputs) -> LoadedConfig:
     reading = Reading(inputs, document)
     reader = SectionReader(reading)
     written = _read_sections(reader, reading.tree)
+    in_tree = dict(reading.variables)  # later ones override the values of the tree
     config = _resolve(reading, written)
-    findings = [*reader.findings, *without_consequences(reading.findings, reader.findings)]
+    later = without_consequences(reading.findings, reader.findings)
+    findings = [replace(one, variable=in_tree.get(one.path)) for one in reader.findings]
+    findings += [replace(one, variable=reading.variables.get(one.path)) for one in later]
     if findings:
-        names = reading.variables
-        findings = [replace(one, variable=names.get(one.path)) for one in findings]
         raise build_error(findings, document, left_out=reader.left_out, notices=reading.notices)
     return LoadedConfig(config, document, _known_origins(reading, config))
 

@@ -230,8 +230,6 @@ class Reading(Report):
         """Adds the values of variables, which override the file."""
         environment, variables = self.inputs.environment, self.variables
         agent = self.tree.get("agent")
-        if self.inputs.overrides.port is not None:
-            variables["gateway", "port"] = "--port"
         if self.choice.variable and isinstance(agent, dict) and "provider" not in agent:
             variables["agent", "provider"] = self.choice.variable
         if self._variable_tools() and isinstance(agent, dict) and "tools" not in agent:

@@ -44,6 +44,17 @@ def plugins(bench: Bench) -> Any:
     return tomllib.loads(bench.config.read_text())["plugins"]
 
 
+def test_a_plugin_that_is_named_like_a_place_is_none_of_those_there(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.run("install", "bundled:notes", "--yes")
+
+    done = bench.run("install", spy(tmp_path), "--name", "0", "--yes")
+
+    assert done.exit_code == 0, done.output
+    assert [one["name"] for one in plugins(bench)] == ["notes", "0"]
+
+
 def test_a_plugin_is_installed_pinned_and_at_hand(bench: Bench, tmp_path: Path) -> None:
     done = bench.run("install", spy(tmp_path), "--yes", "--json")
 

@@ -212,6 +212,24 @@ def test_the_command_line_wins_and_is_checked_too(arena: Arena) -> None:
     assert [p.source for p in impossible] == ["--port"]
 
 
+@pytest.mark.parametrize(
+    ("file", "column"),
+    [
+        ("[gateway]\nport = 'x'", 8),
+        ("[gateway]\ntoken = 5", 9),
+        ("[providers.openai]\napi_key = 5", 11),
+    ],
+)
+def test_a_wrong_value_is_at_its_line_even_if_it_is_overridden(
+    arena: Arena, file: str, column: int
+) -> None:
+    variables = {"EXOGATE_TOKEN": "t" * 16, "OPENAI_API_KEY": "k"}
+
+    (problem,) = replace(arena, environment=variables, overrides=Overrides(port=1)).problems(file)
+
+    assert (problem.source, problem.line, problem.column) == ("config.toml", 2, column)
+
+
 def test_relative_paths_start_at_the_files_folder(arena: Arena) -> None:
     path = arena.write("[gateway]\ndata_dir = 'data'\n[agent]\nsoul_path = 'me.md'", "sub/c.toml")
     path.with_name("me.md").write_text("# Me")
