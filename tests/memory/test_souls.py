@@ -26,7 +26,7 @@ async def test_agents_have_their_souls_and_templates() -> None:
 async def test_a_template_that_is_wrong_at_start_is_an_error() -> None:
     souls = Souls(FakeTexts(p="}"), {}, clock=FakeClock(), templates={A: "p"})
 
-    with pytest.raises(SoulUnreadable, match="p:1:1: this brace"):
+    with pytest.raises(SoulUnreadable, match="p:1:1: write {{ or }} for"):
         await souls.load()
 
 
