@@ -36,11 +36,10 @@ from gateway.domain.mcp import McpServerDef
 from gateway.domain.messages import ToolCall
 from gateway.domain.ports import ToolScope
 from gateway.host.clock import SystemClock
-from gateway.mcp.connections import Connector
-from gateway.mcp.servers import Server, ServerDeps, Servers
+from gateway.mcp.servers import Connector, Server, ServerDeps, Servers
 from gateway.outbound.connection import open_outbound
 from gateway.schemas import SchemaChecks
-from gateway.tools.gate import ToolGate
+from gateway.tools import ToolGate
 from tests.fakes.store import open_memory
 
 WAYS = ("stdio", "http", "sessions")  # `sessions` is HTTP in the previous protocol version

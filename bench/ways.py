@@ -23,7 +23,7 @@ from gateway.sandbox.host_functions import HostDeps
 from gateway.sandbox.plugins import NoFetch, Sandbox
 from gateway.sandbox.pool import Outcome, Pool
 from gateway.schemas import SchemaChecks
-from gateway.tools.gate import ToolGate
+from gateway.tools import ToolGate
 from tests.fakes.ports import PartOfToolStore
 
 try:

@@ -31,9 +31,8 @@ from gateway.agent.effects import (
     ToolReturned,
     TurnEvent,
 )
-from gateway.agent.fitting import SLACK, fit
 from gateway.agent.leaves import Plans
-from gateway.agent.limits import plain_limits
+from gateway.agent.limits import SLACK, fit, plain_limits
 from gateway.agent.output import CUT_OFF
 from gateway.agent.turn import Turn
 from gateway.control.notices import unavailable_notice
@@ -66,7 +65,7 @@ from gateway.domain.model import BudgetWarning, Delta, ModelReply, ModelRequest,
 from gateway.domain.ports import Allowance, Clock, Model, ToolScope
 from gateway.domain.sessions import chain_of
 from gateway.memory.context import NO_EXTRAS, ContextExtras, Packer, explained
-from gateway.tools.gate import MAY_BE_DONE
+from gateway.tools import MAY_BE_DONE
 
 log = logging.getLogger(__name__)
 

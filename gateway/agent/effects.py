@@ -30,7 +30,7 @@ from gateway.domain.messages import (
 from gateway.domain.model import FinishReason, ModelReply, ToolSpec
 from gateway.domain.ports import ToolScope
 from gateway.memory.context import Context
-from gateway.tools.results import Listed, ToolSource
+from gateway.tools import Listed, ToolSource
 
 # -- events
 

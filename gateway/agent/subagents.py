@@ -40,8 +40,7 @@ from gateway.domain.ports import Clock, Tool, ToolScope, ToolStore
 from gateway.domain.sessions import UserSettings, chain_of
 from gateway.domain.supervision import retry_store
 from gateway.memory.souls import Souls
-from gateway.tools.gate import ToolGate
-from gateway.tools.results import MOST_KEPT, SCHEME, Listed, cut_end, cut_middle, reference_of
+from gateway.tools import MOST_KEPT, SCHEME, Listed, ToolGate, cut_end, cut_middle, reference_of
 
 log = logging.getLogger(__name__)
 

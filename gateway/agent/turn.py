@@ -65,7 +65,7 @@ from gateway.domain.messages import (
 )
 from gateway.domain.model import ModelReply, ToolSpec
 from gateway.memory.context import message_tokens, paired
-from gateway.tools.results import SPEC, ToolSource
+from gateway.tools import SPEC, ToolSource
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from gateway.domain.backups import ArchiveMember, OmittedFile
 from gateway.domain.channels import ChannelState, FlowProgress, PairingState, TransportKind
 from gateway.domain.events import KINDS
 from gateway.domain.ids import PluginKind, SessionKey
+from gateway.domain.inbox import DeliveryState
 from gateway.domain.logs import LogLevel
 from gateway.domain.mcp import McpStatus
-from gateway.domain.outbox import DeliveryState
 from gateway.domain.plugins import PluginState
 
 

@@ -1,11 +1,14 @@
-"""The composition root: connects the rooms of the process, and swaps generations of the configuration."""
+"""The composition root: connects the rooms of the process, swaps generations of the configuration, and does background
+work: known metric series start at 0, and old data is deleted."""
 
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
+from itertools import product
 
 import anyio
 from anyio import to_thread
@@ -14,8 +17,8 @@ from gateway.agent.driver import Runner
 from gateway.agent.subagents import Subagents, SummarizingGate
 from gateway.api import operating as api
 from gateway.api.methods import METHODS
-from gateway.app.background import begin_series, sweep
 from gateway.app.backups import BackupMaker
+from gateway.app.doctor import Upkeep
 from gateway.app.generation import (
     FileSnapshot,
     Generation,
@@ -25,8 +28,7 @@ from gateway.app.generation import (
     web_settings,
 )
 from gateway.app.proposals import Proposals
-from gateway.app.ready_generation import ReadyGeneration, prepare
-from gateway.app.reloading import ReadConfig, Reloader
+from gateway.app.reloading import ReadConfig, ReadyGeneration, Reloader, prepare
 from gateway.app.shared import (
     Shared,
     open_fetch,
@@ -35,7 +37,6 @@ from gateway.app.shared import (
     provider_trial,
     scrubbing,
 )
-from gateway.app.upkeep import Upkeep
 from gateway.channels.access import AccessControl
 from gateway.channels.commands import ChatCommands
 from gateway.channels.room import channel_room, delivering, keep_channels_connected
@@ -44,12 +45,14 @@ from gateway.config.document import Document
 from gateway.config.load import LoadedConfig
 from gateway.config.schema import json_schema
 from gateway.config.values import GatewayConfig
-from gateway.domain.agents import AgentDef
+from gateway.domain.agents import OWN_CHANNELS, AgentDef
 from gateway.domain.cluster import CHANGED, RELOAD
-from gateway.domain.figures import watch_loop
+from gateway.domain.errors import StoreUnavailable
+from gateway.domain.figures import Figures, watch_loop
 from gateway.domain.ids import Secret, SessionKey
 from gateway.domain.mcp import Door
-from gateway.domain.ports import Model
+from gateway.domain.ports import Clock, Model, Stores
+from gateway.domain.sessions import chain_of
 from gateway.domain.supervision import contain, supervise
 from gateway.host.logs import FOLDER, read_log
 from gateway.memory.extraction import FactExtractor, Memory
@@ -91,6 +94,7 @@ from gateway.web.status import (
 )
 
 log = logging.getLogger(__name__)
+
 
 RETIRE_POLL_S = 0.5  # between checks whether the last turn of a generation has ended
 MCP_MAX_BYTES = 1 << 28  # of a request at /mcp; the front door enforces `max_body_bytes`
@@ -582,3 +586,48 @@ async def start(
         may_end = name == "channels"  # it ends when all late plugins are loaded
         shared.group.start_soon(partial(supervise, name, task, clock, may_end=may_end), name=name)
     return gateway
+
+
+# --- background work -----------------------------------------------------------------------------
+SWEEP_EVERY_S = 3600.0
+SWEEP_ROWS = 500
+SWEEP_PAUSE_S = 0.1
+MOST_BEGUN = 20  # agents, and channels, whose series start at 0
+REASONS = ("answered", "provider_error", "internal_error")
+OUTCOMES = ("answered", "failed", "broken")
+SENT_AGAIN = timedelta(days=8)  # no platform repeats a message after a week
+
+
+def begin_series(figures: Figures, config: GatewayConfig, tools: Iterable[str]) -> None:
+    """Starts known series at 0. Without a 0 the first event of a series is not an increase."""
+    channels = (*sorted(OWN_CHANNELS), *(one.name for one in config.channels))[:MOST_BEGUN]
+    figures.channels.known.update(channels)
+    figures.tools.known.update(tools)
+    for agent in config.agents[:MOST_BEGUN]:
+        figures.runs.begin((agent.id, *pair) for pair in product(channels, REASONS))
+        for one in chain_of(agent):
+            label = (one.provider, figures.models.of(one.model))
+            figures.model_calls.begin((*label, outcome) for outcome in OUTCOMES)
+    figures.tool_calls.begin(product(sorted(figures.tools.known), ("ok", "error")))
+
+
+async def sweep(current: Callable[[], GatewayConfig], stores: Stores, clock: Clock) -> None:
+    """Deletes expired data in small steps, until cancelled."""
+    care = stores.care
+
+    async def repeat(delete: Callable[..., Awaitable[object]], age: timedelta) -> None:
+        before = clock.now() - age
+        while await delete(before=before, limit=SWEEP_ROWS):
+            await clock.sleep(SWEEP_PAUSE_S)
+
+    while True:
+        config = current()
+        try:
+            await repeat(care.sweep, timedelta(days=config.store.journal_days))
+            await repeat(stores.channels.forget_received, SENT_AGAIN)
+            for agent in (one for one in config.agents if one.context.expire_days is not None):
+                age = timedelta(days=agent.context.expire_days or 0)
+                await repeat(partial(care.expire, agent.id), age)
+        except StoreUnavailable as error:
+            log.warning("sweep_failed", extra={"why": str(error)})
+        await clock.sleep(SWEEP_EVERY_S)

@@ -1,6 +1,12 @@
-"""Checks of an installation. Each check yields findings with the command that corrects them, and changes nothing."""
+"""Checks of an installation: what a start would refuse, the machine and its files, and what only a running gateway
+can check: backups, tokens, budgets, pending restarts.
+
+Each check yields findings with the command that corrects them, and changes nothing. A trial of texts, plugins and
+channels stores nothing and connects to nothing.
+"""
 
 import errno
+import math
 import os
 import re
 import resource
@@ -8,21 +14,29 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 from urllib.parse import urlsplit
 
 import anyio
+from anyio import to_thread
 
+from gateway.agent.leaves import Plans
 from gateway.api import operating as api
 from gateway.api.declarations import build
+from gateway.api.spending import BudgetRow
 from gateway.app.generation import agent_places, decision_trees, souls_and_plans, text_places
-from gateway.app.trial import find_unreadable, load_for_trial
+from gateway.channels.adapter_json import read_description
+from gateway.channels.room import require_openable
+from gateway.channels.webhooks import ChannelRefused
 from gateway.config.problems import (
     Code,
     ConfigFinding,
@@ -32,18 +46,99 @@ from gateway.config.problems import (
     dotted,
 )
 from gateway.config.values import GatewayConfig
+from gateway.control.trees.reader import TreeInvalid
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Limit
-from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
+from gateway.domain.errors import GatewayError, SoulUnreadable, StoreRefused, StoreUnavailable
 from gateway.domain.model import is_loopback
+from gateway.domain.ports import Clock
+from gateway.domain.tokens import CreatedToken
 from gateway.host.clock import SystemClock
 from gateway.host.files import KEY
-from gateway.memory.souls import LONG_SOUL_TOKENS
+from gateway.host.logs import logging_to
+from gateway.memory.souls import LONG_SOUL_TOKENS, Souls
 from gateway.providers.prices import DEFAULT_MODELS, is_listed
+from gateway.sandbox.host_functions import HostDeps
+from gateway.sandbox.plugins import NoFetch, Plugins, Sandbox, open_sandbox
 from gateway.store.inspection import check_database
-from gateway.store.opening import LOCK, read_owner
+from gateway.store.opening import LOCK, open_memory, read_owner
 from gateway.store.sqlite import FILE
 
+# --- refusals ------------------------------------------------------------------------------------
+Refusal = tuple[KeyPath, str, str]  # the place in the configuration, the name, and the reason
+
+
+class BadPlugin(GatewayError):
+    """The given file or folder is not a usable plugin."""
+
+    code = "bad_plugin"
+
+
+@asynccontextmanager
+async def open_trial_sandbox(data_dir: Path) -> AsyncIterator[Sandbox]:
+    """Opens a sandbox without network and store. Compiled code goes to the cache of the data directory."""
+    clock = SystemClock()
+    async with open_memory(clock) as stores:
+        deps = HostDeps(NoFetch(), stores.tools, clock, read_description)
+        make = partial(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
+        try:
+            await to_thread.run_sync(make)
+            async with open_sandbox(data_dir / "plugins", deps) as sandbox:
+                yield sandbox
+        except OSError as error:
+            fix = "choose another --data-dir"
+            raise BadPlugin(f"{data_dir} cannot be used: {error.strerror}; {fix}") from error
+
+
+def load_for_trial(config: GatewayConfig) -> Sequence[Refusal]:
+    """Loads all plugins into a temporary folder. Returns the plugins and channels that a start would refuse."""
+
+    async def load(folder: str) -> Sequence[Refusal]:
+        found = Plugins()
+        async with open_trial_sandbox(Path(folder)) as sandbox:
+            await found.load(sandbox, config.plugins)
+        return [*find_refusals(config, found, SystemClock())]
+
+    with (
+        TemporaryDirectory(prefix="exogate-") as folder,
+        logging_to(sys.stderr, "critical", "auto"),
+    ):
+        return anyio.run(load, folder)
+
+
+def find_refusals(config: GatewayConfig, found: Plugins, clock: Clock) -> Iterator[Refusal]:
+    """Yields refused plugins, then refused channels; a channel of a refused plugin is left out."""
+    adapters = {one.plugin.name: one for one in found.adapters}
+    bad = {one.name: one.why or "" for one in found.infos if one.state == "refused"}
+    for index, name in enumerate(one.name for one in config.plugins):
+        if name in bad:
+            key = ("sha256",) if "sha256" in bad[name] else ()
+            yield ("plugins", index, *key), name, bad[name]
+    for channel in config.channels:
+        adapter, why = adapters.get(channel.plugin), ""
+        try:
+            if adapter is not None:
+                require_openable(channel, adapter.description, clock)
+            elif channel.plugin not in bad:
+                why = f"plugin {channel.plugin} is not a channel adapter"
+        except ChannelRefused as error:
+            why = error.problem
+        if why:
+            yield ("channels", channel.name), channel.name, why
+
+
+async def find_unreadable(*texts: Souls | Plans) -> Mapping[str, str]:
+    """Reads all files. Returns the error of each file that cannot be used."""
+    bad: dict[str, str] = {}
+    for path, read in ((path, each.read) for each in texts for path in each.files):
+        try:
+            await read(path)
+        except (SoulUnreadable, TreeInvalid) as error:
+            bad[path] = str(error).partition("\n")[0]
+    return bad
+
+
+# --- checks --------------------------------------------------------------------------------------
 LOW_DISK_BYTES = 500 * 1024 * 1024
 SPARE_FILES = 100  # beyond one for each connection
 DEFAULT_DAILY = 200_000
@@ -450,3 +545,150 @@ def _with_config(findings: Iterable[Finding], path: Path | None) -> list[Finding
         return [*findings]
     command = f"exogate --config {shlex.quote(str(path.absolute()))} "
     return [replace(one, fix=_EXOGATE.sub(command, one.fix)) for one in findings]
+
+
+# --- upkeep --------------------------------------------------------------------------------------
+BACKUP_DAYS = 7  # the longest time without a backup
+EXPIRES_SOON = timedelta(days=7)
+UNUSED = timedelta(days=90)
+IMPERSONATE = "impersonate"
+NEAR = 0.8  # of a limit
+RENEWED = timedelta(days=90)  # the lifetime of a renewed token
+UNBOUND = "its budget has no effect while it speaks as others, whose budgets it spends"
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """The facts to check. `began`: the creation of the store. `restart`: the command that restarts this gateway."""
+
+    config: GatewayConfig
+    now: datetime
+    began: datetime
+    backed_up: datetime | None
+    tokens: Sequence[CreatedToken]
+    budgets: Sequence[BudgetRow]
+    restart_needed: Sequence[str]
+    restart: str
+
+
+def backup(facts: Upkeep) -> Iterator[Finding]:
+    """Finds that a backup is due."""
+    days = (facts.now - (facts.backed_up or facts.began)).days
+    if days < BACKUP_DAYS or facts.config.store.url == "memory":
+        return
+    what = "the last backup is" if facts.backed_up else "there is no backup, and the store is"
+    text = f"{what} {days} days old: a failed disk would lose everything since then"
+    yield Finding(
+        "backup.due", "warning", str(facts.config.gateway.data_dir), text, "exogate backup create"
+    )
+
+
+def expiring(facts: Upkeep) -> Iterator[Finding]:
+    """Finds tokens that expire within days."""
+    later = (facts.now + RENEWED).date().isoformat()
+    ends = [
+        *((one.name, one.expires, "") for one in facts.config.tokens),
+        *(
+            (one.name, one.expires_at, _create_command(one, f"{RENEWED.days}d"))
+            for one in facts.tokens
+            if not one.revoked_at
+        ),
+    ]
+    for name, at, create in ends:
+        if at is not None and facts.now < at < facts.now + EXPIRES_SOON:
+            text = f"the token {name} expires at {at:%Y-%m-%d %H:%M} UTC"
+            fix = set_command(("tokens", name, "expires"), later)
+            if create:
+                fix = f"exogate token revoke {name} && {create}"
+                text += "; its users need the new token that the command prints"
+            yield Finding("token.expiring", "warning", f"tokens.{name}", text, fix)
+
+
+def _create_command(token: CreatedToken, expires: str, without: str = "") -> str:
+    """Returns the command that creates a token like this, or "" if it would have no scope."""
+    scopes = [one for one in sorted(token.scopes - {without}) if not one.startswith("agent:")]
+    if not scopes:
+        return ""
+    words = ["exogate", "token", "create", token.name, "--inherit", "--scopes", ",".join(scopes)]
+    words += ["--expires", expires] if expires else []
+    for one in sorted(token.scopes - {*scopes, without}):
+        words += ["--agent", one.partition(":")[2]]
+    if budget := token.budget:
+        periods = (("session", budget.session), ("day", budget.daily), ("month", budget.monthly))
+        limits = [f"{one.tokens}/{name}" for name, one in periods if one.tokens is not None]
+        words += ["--budget", ",".join(limits)] if limits else []
+    return shlex.join(words)
+
+
+def unbound(facts: Upkeep) -> Iterator[Finding]:
+    """Finds tokens whose budget has no effect, because they can speak as others."""
+    for token in facts.tokens:
+        if token.state(facts.now) == "active" and token.budget and IMPERSONATE in token.scopes:
+            expires = token.expires_at.isoformat(timespec="seconds") if token.expires_at else ""
+            create = _create_command(token, expires, IMPERSONATE)
+            fix = f"exogate token revoke {token.name}" + (f" && {create}" if create else "")
+            yield Finding("token.unbound", "warning", f"tokens.{token.name}", UNBOUND, fix)
+    for number, one in enumerate(facts.config.tokens):
+        if one.budget and IMPERSONATE in one.scopes:
+            place: KeyPath = ("tokens", number, "budget")
+            fix = unset_command(place)
+            yield Finding("token.unbound", "warning", dotted(place), UNBOUND, fix, place)
+
+
+def unused(facts: Upkeep) -> Iterator[Finding]:
+    """Finds active tokens that were not used for months."""
+    for token in facts.tokens:
+        days = (facts.now - (token.last_used_at or token.created_at)).days
+        if token.state(facts.now) == "active" and days >= UNUSED.days:
+            how = "was not used" if token.last_used_at else "was never used"
+            text = (
+                f"the token {token.name} {how} for {days} days, and works for anyone who finds it"
+            )
+            fix = f"exogate token revoke {token.name}"
+            yield Finding("token.unused", "warning", f"tokens.{token.name}", text, fix)
+
+
+def nearly_spent(facts: Upkeep) -> Iterator[Finding]:
+    """Finds limits that are nearly reached."""
+    for row in facts.budgets:
+        if row.limit and row.used >= NEAR * row.limit:
+            unit = "USD" if row.unit == "usd" else row.unit
+            text = f"{row.used:,.15g} of {row.limit:,.15g} {unit} are used; messages are refused at the limit"
+            enough = math.floor(row.used / NEAR) + 1
+            if row.unit == "usd":
+                in_cents = math.floor(100 * row.used / NEAR) + 1
+                fix = set_command(_place_of(row, facts.config), in_cents / 100)
+            elif row.scope == "daily" or row.scope.startswith("token:"):
+                by = enough - int(row.limit)
+                fix = f"exogate budget raise {shlex.quote(row.scope)} +{by} --today"
+            else:
+                fix = f"exogate budget set {shlex.quote(row.scope)} {enough} --yes"
+            yield Finding("budget.near", "warning", f"budgets.{row.scope}", text, fix)
+
+
+def _place_of(row: BudgetRow, config: GatewayConfig) -> KeyPath:
+    """Returns the key of a limit in USD."""
+    kind, _, name = row.scope.partition(":")
+    if kind == "token":
+        is_daily = row.period_start and row.resets_at == row.period_start + timedelta(days=1)
+        return ("tokens", name, "budget", "daily" if is_daily else "monthly", "usd")
+    if kind == "agent" and name in config.budgets.agents:
+        return ("budgets", "agent", name, "usd")
+    return ("budgets", "per_agent" if kind == "agent" else kind, "usd")
+
+
+def restart(facts: Upkeep) -> Iterator[Finding]:
+    if facts.restart_needed:
+        keys = ", ".join(facts.restart_needed)
+        text = f"{keys} changed and takes effect after a restart"
+        yield Finding("restart.pending", "warning", facts.restart_needed[0], text, facts.restart)
+
+
+UPKEEP_CHECKS: Sequence[Callable[[Upkeep], Iterator[Finding]]] = (
+    backup,
+    expiring,
+    unbound,
+    unused,
+    nearly_spent,
+    restart,
+)

@@ -11,8 +11,7 @@ from anyio import to_thread
 from gateway.api import operating as api
 from gateway.api.declarations import build
 from gateway.api.errors import InvalidParams
-from gateway.app.doctor import Examination, examine, run_checks
-from gateway.app.upkeep import UPKEEP_CHECKS, Upkeep
+from gateway.app.doctor import UPKEEP_CHECKS, Examination, Upkeep, examine, run_checks
 from gateway.config import editing
 from gateway.config.editing import parse_path, with_patch
 from gateway.config.load import LoadedConfig, read

@@ -55,7 +55,7 @@ from gateway.web.spending import TokenRegistry
 from gateway.web.status import ProviderTrial
 
 if TYPE_CHECKING:
-    from gateway.app.nodes import Membership, SharedStore
+    from gateway.app.shared_store import Membership, SharedStore
 
 
 def open_fetch() -> AbstractAsyncContextManager[Fetch]:

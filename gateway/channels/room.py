@@ -30,8 +30,7 @@ from gateway.control.notices import Bus
 from gateway.domain.channels import ChannelDef, ChannelStatus
 from gateway.domain.cluster import Duties
 from gateway.domain.errors import Conflict
-from gateway.domain.inbox import Accepted, Inbound, ReceivedMessage
-from gateway.domain.outbox import Deliver
+from gateway.domain.inbox import Accepted, Deliver, Inbound, ReceivedMessage
 from gateway.domain.plugins import PluginInfo, PluginSecret
 from gateway.domain.ports import ChannelStore, Clock, Fetch, Outbox, SocketClient, Stores
 from gateway.domain.supervision import Work, retry_store, supervise

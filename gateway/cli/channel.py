@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import click
 
-from gateway.app.trial import BadPlugin
+from gateway.app.doctor import BadPlugin
 from gateway.channels.adapters import Description, Webhook
 from gateway.channels.room import require_openable, secrets_of
 from gateway.cli.channel_testing import PLATFORM, play, read_script

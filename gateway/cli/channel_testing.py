@@ -20,8 +20,8 @@ from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.app.assembly import Gateway, open_gateway
+from gateway.app.doctor import BadPlugin
 from gateway.app.running import Running, open_doors
-from gateway.app.trial import BadPlugin
 from gateway.channels.adapters import Description, Verify
 from gateway.channels.webhooks import sign_headers
 from gateway.cli.configuration import known_names

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import click
 
-from gateway.app.trial import BadPlugin
+from gateway.app.doctor import BadPlugin
 from gateway.cli.command import FAILED, JSON, CliContext, JsonObject, ParsedType, Unreachable
 from gateway.cli.configuration import Edit, known_names, load_config, yes_option
 from gateway.cli.link import ask, data_dir
@@ -34,11 +34,12 @@ from gateway.cli.plugin_files import (
     find_source,
     import_lines,
     read_about,
+    read_cases,
     replace_file,
     tool_line,
+    try_all,
     with_sha256,
 )
-from gateway.cli.plugin_testing import read_cases, try_all
 from gateway.config import editing
 from gateway.config.environment import read_environment
 from gateway.config.plugins import BUNDLED

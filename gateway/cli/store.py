@@ -13,7 +13,7 @@ from gateway.domain.errors import NotInstalled
 from gateway.host.clock import SystemClock
 
 try:  # an extra
-    from gateway.app.copying import copy_store
+    from gateway.app.shared_store import copy_store
 except ModuleNotFoundError as error:
     raise NotInstalled("`exogate store copy`", "surrealdb") from error
 

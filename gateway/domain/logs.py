@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 
 from gateway.domain.budgets import Scope, Unit, in_unit
 from gateway.domain.ids import to_time
+from gateway.domain.inbox import RunHistory
 from gateway.domain.journal import JournalUnreadable, lines_of
-from gateway.domain.outbox import RunHistory
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)

@@ -48,16 +48,18 @@ from gateway.domain.facts import (
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey, TraceContext
 from gateway.domain.inbox import (
     Accepted,
+    Delivery,
+    DeliveryState,
     Ending,
     Entry,
     NewDelivery,
     NewEntry,
     ReceivedMessage,
+    RunHistory,
     RunRecord,
 )
 from gateway.domain.messages import Node, Spent
 from gateway.domain.model import ModelReply, ModelRequest, OnDelta, ToolSpec
-from gateway.domain.outbox import Delivery, DeliveryState, RunHistory
 from gateway.domain.plugins import Origin, PluginDef, PluginSecret
 from gateway.domain.sessions import (
     Erased,

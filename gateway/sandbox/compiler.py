@@ -34,7 +34,7 @@ from wasmtime.component import (
 from gateway.domain.ids import PluginKind
 from gateway.sandbox.calls import component_engine, core_engine
 from gateway.sandbox.confinement import confine, die_with_parent
-from gateway.sandbox.interfaces import (
+from gateway.sandbox.protocol import (
     EXTISM,
     EXTISM_EXPORTS,
     EXTISM_FUNCTIONS,
@@ -49,9 +49,10 @@ from gateway.sandbox.interfaces import (
     VERSION,
     WASI_CORE,
     WORLDS,
+    Guest,
+    Inspection,
     interface_of,
 )
-from gateway.sandbox.protocol import Guest, Inspection
 
 
 # ----------------------------------------------------------------------------------- types as text

@@ -7,7 +7,7 @@ from wasmtime import Engine, FuncType, MemoryType, Module, WasmtimeError, wat2wa
 
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import PluginKind
-from gateway.sandbox.interfaces import PACKAGE, VERSION, import_name, interface_of
+from gateway.sandbox.protocol import PACKAGE, VERSION, import_name, interface_of
 
 _MAGIC = b"\0asm\1\0\0\0"
 _HEAD = 8 + 2 + len(_MAGIC)  # bytes before the rest of a component with an empty core module

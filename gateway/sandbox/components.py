@@ -45,11 +45,25 @@ from wasmtime.component import (
     VariantType,
 )
 
-from gateway.sandbox.binding import case_of, guard, value_of_case
-from gateway.sandbox.calls import GuestCall, current, describe_end, fetch, open_store
+from gateway.sandbox.calls import (
+    GuestCall,
+    case_of,
+    current,
+    describe_end,
+    fetch,
+    guard,
+    open_store,
+    value_of_case,
+)
 from gateway.sandbox.compiler import signature_of
-from gateway.sandbox.interfaces import NEAR_EXPORTS, NEAR_HOST, NEAR_TOOL, import_name
-from gateway.sandbox.protocol import Program, Status
+from gateway.sandbox.protocol import (
+    NEAR_EXPORTS,
+    NEAR_HOST,
+    NEAR_TOOL,
+    Program,
+    Status,
+    import_name,
+)
 from gateway.sandbox.wasi import offer_wasi
 
 # --------------------------------------------------------------------------------- exogate's worlds

@@ -24,11 +24,17 @@ from wasmtime import (
 )
 from wasmtime import _ffi as ffi
 
-from gateway.sandbox.binding import guard_core
-from gateway.sandbox.calls import GuestCall, GuestEnded, current, describe_end, fetch, open_store
+from gateway.sandbox.calls import (
+    GuestCall,
+    GuestEnded,
+    current,
+    describe_end,
+    fetch,
+    guard_core,
+    open_store,
+)
 from gateway.sandbox.compiler import core_signature
-from gateway.sandbox.interfaces import EXTISM, EXTISM_FUNCTIONS, EXTISM_USER
-from gateway.sandbox.protocol import Program, Status
+from gateway.sandbox.protocol import EXTISM, EXTISM_FUNCTIONS, EXTISM_USER, Program, Status
 from gateway.sandbox.wasi import define_wasi_core, pop_exit_code
 
 # ------------------------------------------------------------------------------- the shared memory

@@ -44,9 +44,8 @@ from gateway.domain.ports import (
 from gateway.domain.supervision import contain
 from gateway.sandbox.cache import CompileCache, Compiled, Uncompiled
 from gateway.sandbox.host_functions import Host, HostDeps
-from gateway.sandbox.interfaces import interface_of
 from gateway.sandbox.pool import Outcome, Pool, open_pool
-from gateway.sandbox.protocol import Bounds, Inspection, Program
+from gateway.sandbox.protocol import Bounds, Inspection, Program, interface_of
 
 # ------------------------------------------------------------------------------------------ grants
 # Functions of Extism that need a grant; the others only connect guest and host.

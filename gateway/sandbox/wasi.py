@@ -19,10 +19,9 @@ from wasmtime.component import (
 from wasmtime.component import FuncType as ComponentFunction
 from wasmtime.component import Linker as ComponentLinker
 
-from gateway.sandbox.binding import guard, guard_core, patch_binding
-from gateway.sandbox.calls import current
+from gateway.sandbox.calls import current, guard, guard_core, patch_binding
 from gateway.sandbox.compiler import core_signature, signature_of
-from gateway.sandbox.interfaces import WASI_CORE
+from gateway.sandbox.protocol import WASI_CORE
 
 # ----------------------------------------------------------------------------------- both previews
 STDIN, STDOUT, STDERR = 0, 1, 2

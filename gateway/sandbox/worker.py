@@ -20,13 +20,13 @@ from typing import Protocol
 
 from wasmtime import Engine
 
-from gateway.sandbox.binding import keep_interpreter_lock
 from gateway.sandbox.calls import (
     THREAD_STACK_BYTES,
     TICK_S,
     GuestCall,
     component_engine,
     core_engine,
+    keep_interpreter_lock,
 )
 from gateway.sandbox.components import ComponentGuest, FunctionsGuest, NearGuest
 from gateway.sandbox.confinement import confine

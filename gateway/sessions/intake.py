@@ -38,7 +38,7 @@ from gateway.routing import Route, Router
 from gateway.sessions.lanes import Lanes, QueuePolicy, SessionQueues, WorkOn
 from gateway.sessions.runs import LiveRun, LiveRuns, answer_text, read_events
 from gateway.sessions.worker import RunWorker
-from gateway.tools.gate import new_boundary
+from gateway.tools import new_boundary
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 from gateway.domain.cluster import Duties
 from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.events import Event, Severity
-from gateway.domain.outbox import TWICE, Deliver, Delivery, DeliveryState, Receipt
+from gateway.domain.inbox import TWICE, Deliver, Delivery, DeliveryState, Receipt
 from gateway.domain.ports import Clock, Outbox
 from gateway.domain.supervision import backoff_s, contain, result_of, retry_store, supervise
 

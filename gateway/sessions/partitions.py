@@ -44,7 +44,7 @@ from gateway.memory.context import Episodes
 from gateway.sessions.lanes import SessionQueues, TurnBatch, WorkOn
 from gateway.sessions.mirrors import Mirrors, SharedRun
 from gateway.sessions.runs import LiveRun, LiveRuns
-from gateway.tools.gate import ToolGate
+from gateway.tools import ToolGate
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,14 @@ from datetime import datetime
 from gateway.domain.channels import MOST_WAITING, ChannelMemo, Pairing, PairingState
 from gateway.domain.errors import AlreadyReceived, Conflict
 from gateway.domain.ids import RunId, to_micros
-from gateway.domain.inbox import NewDelivery, NewEntry, ReceivedMessage
-from gateway.domain.outbox import TWICE, Delivery, DeliveryState
+from gateway.domain.inbox import (
+    TWICE,
+    Delivery,
+    DeliveryState,
+    NewDelivery,
+    NewEntry,
+    ReceivedMessage,
+)
 from gateway.store.tables import TABLES
 from gateway.store.transaction import Fields, Row, Terms, Transaction, without_none
 from gateway.store.writer import StorePart, reading, writing, writing_durably

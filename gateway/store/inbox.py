@@ -10,9 +10,8 @@ from pydantic_core import from_json, to_json
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import Batching, Notice
 from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey
-from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
+from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunHistory, RunRecord
 from gateway.domain.journal import chunks_of
-from gateway.domain.outbox import RunHistory
 from gateway.store.channels import add_delivery, find_delivery, require_unheard, write_memos
 from gateway.store.conversations import prune
 from gateway.store.transaction import (

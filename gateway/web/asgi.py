@@ -38,7 +38,7 @@ from gateway.web.rpc import Registry, validate
 from gateway.web.settings import WebSettings
 from gateway.web.socket import Sockets
 from gateway.web.webhooks import WebhookRoutes, is_webhook
-from gateway.web.wire.visitors import BodyLimit, OriginGuard, SecurityHeaders
+from gateway.web.wire.connections import BodyLimit, OriginGuard, SecurityHeaders
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Audit, Clock
 from gateway.domain.tokens import PREFIX, CreatedToken, digest_of, is_created, is_intact
 from gateway.web.settings import TokenDef, WebSettings
-from gateway.web.wire.visitors import IpAddress, Visitor, address_group
+from gateway.web.wire.connections import IpAddress, Visitor, address_group
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,8 @@ from gateway.domain.cluster import ClusterOverview, Member
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import AuditEntry
 from gateway.domain.ids import RunId
-from gateway.domain.inbox import ReceivedMessage
+from gateway.domain.inbox import Delivery, ReceivedMessage
 from gateway.domain.logs import Line, LogFilter, describe_run, merge_lines
-from gateway.domain.outbox import Delivery
 from gateway.domain.ports import Audit, ChannelStore, Clock, Inbox, Outbox
 from gateway.domain.text import moment_ago
 from gateway.web.rpc import Call

@@ -20,9 +20,9 @@ from gateway.sessions.runs import LiveRun
 from gateway.web import rpc
 from gateway.web.identity import Identities, Identity, Principal
 from gateway.web.settings import WebSettings
+from gateway.web.wire.connections import Endpoint, Headers, OriginGuard, Visitor
 from gateway.web.wire.frames import LAGGING, TOO_MANY, Wire
 from gateway.web.wire.http import Admission
-from gateway.web.wire.visitors import Endpoint, Headers, OriginGuard, Visitor
 
 log = logging.getLogger(__name__)
 

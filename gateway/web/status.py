@@ -28,9 +28,9 @@ from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Ids, Model, ToolScope
 from gateway.domain.text import meant
-from gateway.sessions.far_events import FarEvents
 from gateway.sessions.intake import Front
-from gateway.tools.gate import ToolGate
+from gateway.sessions.mirrors import FarEvents
+from gateway.tools import ToolGate
 from gateway.web.identity import Principal, can_see_session, can_use, has_scope, visible_key
 from gateway.web.responses import encode
 from gateway.web.rpc import Call, Peer

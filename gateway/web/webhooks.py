@@ -11,7 +11,7 @@ from gateway.api.http import WEBHOOK_METHODS as METHODS
 from gateway.domain.channels import WebhookAnswer, WebhookCall, Webhooks
 from gateway.domain.errors import Busy, GatewayError
 from gateway.web.responses import error_response
-from gateway.web.wire.visitors import check_length
+from gateway.web.wire.connections import check_length
 
 PREFIX = b"/webhooks/"
 MOST_BYTES_AT_ONCE = 128 * 1024 * 1024  # of bodies that are not verified yet

@@ -43,7 +43,7 @@ from gateway.domain.messages import (
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import ToolScope
 from gateway.memory.context import Context
-from gateway.tools.results import ToolSource
+from gateway.tools import ToolSource
 from tests.fakes.model import says
 from tests.fakes.plans import shipped
 from tests.fakes.rules import core_definitions, definitions

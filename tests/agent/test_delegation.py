@@ -17,8 +17,7 @@ from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.messages import Message, Spent, ToolCall, ToolResult, Usage
 from gateway.domain.model import ModelReply, ModelRequest, OnDelta
 from gateway.memory.context import cut
-from gateway.tools.gate import ToolGate
-from gateway.tools.results import ResultTool
+from gateway.tools import ResultTool, ToolGate
 from tests.agent.test_subagents import PARENT, SCOPE, World
 from tests.fakes.model import ScriptedModel, Step, says
 from tests.fakes.plugin_store import FakeOriginals

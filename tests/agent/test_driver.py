@@ -30,7 +30,7 @@ from gateway.domain.model import (
 )
 from gateway.domain.ports import Model, ToolScope
 from gateway.memory.context import Packer, message_tokens
-from gateway.tools.gate import MAY_BE_DONE, ToolGate
+from gateway.tools import MAY_BE_DONE, ToolGate
 from tests.agent.paper import EXECUTE, SHIPPED, is_valid_for_a_model, tree
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import KeptJournal

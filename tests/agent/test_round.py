@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.agent.output import INTERRUPTED
 from gateway.agent.turn import MOST_CITED, SHOWN_ARGUMENTS, SHOWN_RESULT
 from gateway.domain.agents import Limits
-from gateway.tools.results import ToolSource
+from gateway.tools import ToolSource
 from tests.agent.paper import SHIPPED, Paper, call
 
 

@@ -18,8 +18,7 @@ from gateway.domain.messages import Chunk, Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Model, ToolScope
 from gateway.memory.context import ContextExtras
-from gateway.tools.gate import ToolGate
-from gateway.tools.results import NOTHING, Listed
+from gateway.tools import NOTHING, Listed, ToolGate
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import KeptJournal
 from tests.fakes.model import ScriptedModel, says

@@ -27,8 +27,7 @@ from gateway.domain.ports import Allowance, ToolScope
 from gateway.domain.sessions import UserSettings
 from gateway.memory.context import RESULTS
 from gateway.memory.souls import Souls
-from gateway.tools.gate import ToolGate
-from gateway.tools.results import cut_middle
+from gateway.tools import ToolGate, cut_middle
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import KeptJournal
 from tests.fakes.model import ScriptedModel, StallingModel, Step, says

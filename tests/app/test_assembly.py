@@ -1,19 +1,25 @@
-"""The composition: what a configuration says is what the rooms are given."""
+"""The composition gives the rooms the values of the configuration, and old data is deleted in small steps."""
 
 from dataclasses import FrozenInstanceError
+from datetime import timedelta
 from pathlib import Path
 
+import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.app.assembly import open_gateway
+from gateway.app.assembly import SENT_AGAIN, open_gateway, sweep
 from gateway.app.generation import soul_paths, web_settings
 from gateway.cli.configuration import known_names
 from gateway.codec import decode_strictly
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
+from gateway.domain.inbox import ReceivedMessage
 from gateway.host.files import shipped_folder
+from tests.fakes.clock import FakeClock
+from tests.fakes.store import open_memory
 
+# --- assembly ------------------------------------------------------------------------------------
 TOML = """
 [gateway]
 bind = "127.0.0.2"
@@ -116,3 +122,25 @@ async def test_the_rooms_are_assembled_and_taken_down_twice_on_the_same_data(
 def test_a_number_that_is_none_is_no_json(number: str) -> None:
     with pytest.raises(ValueError, match="line 1"):
         decode_strictly(f'{{"a": {number}}}')
+
+
+# --- sweeping ------------------------------------------------------------------------------------
+async def test_what_channels_heard_is_forgotten_once_no_platform_sends_it_again() -> None:
+    clock = FakeClock()
+    eight_days_ago = clock.now() - SENT_AGAIN
+    minute = timedelta(minutes=1)
+    times = {"old": eight_days_ago - minute, "young": eight_days_ago + minute}
+    async with open_memory() as stores, anyio.create_task_group() as group:
+        for name, at in times.items():
+            await stores.channels.record(ReceivedMessage("tg", "bot", name, "told", at))
+
+        config = GatewayConfig()
+        group.start_soon(sweep, lambda: config, stores, clock)
+        with anyio.fail_after(60):
+            for _ in range(2):  # between two rounds, and after them
+                await clock.until_someone_sleeps()
+                clock.move(0.1)
+
+        known = [await stores.channels.knows("tg", "bot", name) for name in times]
+        group.cancel_scope.cancel()
+    assert known == [False, True]

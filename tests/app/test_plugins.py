@@ -16,7 +16,7 @@ from gateway.host.clock import SystemClock
 from gateway.host.folder import Folder
 from gateway.sandbox.plugins import LOAD_WAIT_S, Plugins, host_functions, offer_late_plugins
 from gateway.schemas import SchemaChecks
-from gateway.tools.gate import ToolGate
+from gateway.tools import ToolGate
 from tests.fakes.client import connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Reply, scripted_server

@@ -8,14 +8,19 @@ import pytest
 
 from gateway.channels.adapter_json import write_context
 from gateway.channels.adapters import Outbound, Rate, ReplyContext, TextLimits
-from gateway.channels.delivery import NOTHING_TO_SAY, ChannelSender, Draft, PlatformClient, key_of
+from gateway.channels.delivery import (
+    NOTHING_TO_SAY,
+    ChannelSender,
+    Draft,
+    Piece,
+    PlatformClient,
+    key_of,
+)
 from gateway.channels.health import ChannelHealth
-from gateway.channels.splitting import Piece
 from gateway.domain.channels import ChannelDef, OnUnknown
 from gateway.domain.errors import AdapterFailed, Denied
 from gateway.domain.ids import RunId, Secret
-from gateway.domain.inbox import NewDelivery
-from gateway.domain.outbox import TWICE, Delivery, DeliveryState, Receipt
+from gateway.domain.inbox import TWICE, Delivery, DeliveryState, NewDelivery, Receipt
 from gateway.domain.plugins import PluginSecret
 from gateway.domain.ports import Fetched, FetchRequest, HttpFailed
 from tests.fakes.clock import FakeClock

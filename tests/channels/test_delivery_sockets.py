@@ -9,8 +9,7 @@ from anyio.abc import SocketAttribute, SocketStream
 from gateway.channels.delivery import ChannelSender, PlatformClient
 from gateway.channels.health import ChannelHealth
 from gateway.domain.channels import ChannelDef, OnUnknown
-from gateway.domain.inbox import NewDelivery
-from gateway.domain.outbox import TWICE, Delivery, Receipt
+from gateway.domain.inbox import TWICE, Delivery, NewDelivery, Receipt
 from gateway.outbound.client import open_guarded
 from tests.crash.delivering import Platform
 from tests.fakes.clock import FakeClock

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.channels.splitting import Piece, Splitting, Unit, width_of
+from gateway.channels.delivery import Piece, Splitting, Unit, width_of
 
 UNITS: tuple[Unit, ...] = ("utf16", "characters", "bytes")
 SCRAPS = (

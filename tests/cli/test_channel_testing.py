@@ -8,7 +8,7 @@ from shutil import copytree
 
 import pytest
 
-from gateway.app.trial import BadPlugin
+from gateway.app.doctor import BadPlugin
 from gateway.cli.channel_testing import PLATFORM, Script, play, read_script
 from gateway.cli.plugin_files import find_source
 from tests.cli.conftest import Shell

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.trial import BadPlugin
+from gateway.app.doctor import BadPlugin
 from gateway.cli.channel_testing import PlatformCall, contains, decode_body, matches, read_script
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from wasmtime import wat2wasm
 
-from gateway.app.trial import BadPlugin
+from gateway.app.doctor import BadPlugin
 from gateway.cli.plugin import run_build, save_build
 from gateway.sandbox.componentize import NotConvertible
 from tests.fakes.wat import ECHO, PIECES

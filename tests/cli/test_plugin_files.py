@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from gateway.app.trial import BadPlugin
+from gateway.app.doctor import BadPlugin
 from gateway.cli.plugin_files import checked_name, find_source, read_about, with_sha256
 
 

@@ -14,8 +14,7 @@ import click
 import pytest
 
 from gateway.cli.main import exogate
-from gateway.cli.plugin_files import AboutPlugin
-from gateway.cli.plugin_testing import Cases
+from gateway.cli.plugin_files import AboutPlugin, Cases
 from gateway.sandbox.plugins import HOST_FUNCTIONS, PluginDescription
 from tests.cli.conftest import end
 from tests.fakes.commands import commands as forked

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.trial import BadPlugin
+from gateway.app.doctor import BadPlugin
 from gateway.cli.plugin import scaffolds, write_scaffold
 from gateway.cli.plugin_files import read_about
 

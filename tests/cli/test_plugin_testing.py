@@ -8,9 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.app.trial import BadPlugin
-from gateway.cli.plugin_files import CASES, PluginSource, find_source
-from gateway.cli.plugin_testing import Case, read_cases, try_all
+from gateway.app.doctor import BadPlugin
+from gateway.cli.plugin_files import CASES, Case, PluginSource, find_source, read_cases, try_all
 from tests.cli.plugin_bench import CLOCK, STORE, guest
 
 ROOT = Path(__file__).parents[2]

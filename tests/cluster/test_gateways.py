@@ -12,7 +12,7 @@ from anyio import to_thread
 
 pytest.importorskip("cbor2", reason="the extra `surrealdb` is not installed")
 
-from gateway.app.nodes import LEAVE_S
+from gateway.app.shared_store import LEAVE_S
 from tests.fakes.client import Client, Event, http, seqs_of, texts_of
 from tests.fakes.clock import now_about
 from tests.fakes.fleet import LEASE_S, POLL_S, SHARED_S, TAKE_OVER_S, fleet

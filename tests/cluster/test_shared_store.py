@@ -18,7 +18,7 @@ from gateway.domain.cluster import Lease, Presence
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import Secret
 from gateway.host.clock import SystemClock
-from gateway.store.leases import SurrealLeases
+from gateway.store.sharing import SurrealLeases
 from gateway.store.surreal_connection import (
     ConnectionSettings,
     Credentials,

@@ -12,10 +12,16 @@ import pytest
 
 from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
-from gateway.domain.inbox import Accepted, Ending, NewDelivery, ReceivedMessage
+from gateway.domain.inbox import (
+    TWICE,
+    Accepted,
+    DeliveryState,
+    Ending,
+    NewDelivery,
+    ReceivedMessage,
+)
 from gateway.domain.journal import pack_text
 from gateway.domain.messages import Extras, Message, Node, ToolCall, ToolResult
-from gateway.domain.outbox import TWICE, DeliveryState
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import SessionQuery
 from gateway.store.faults import TextRefused

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId, RunId
-from gateway.domain.inbox import NewDelivery
-from gateway.domain.outbox import DeliveryState
+from gateway.domain.inbox import DeliveryState, NewDelivery
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import SessionQuery
 from gateway.store.opening import open_store

@@ -17,7 +17,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import SocketAttribute, TaskGroup
 
-from gateway.domain.outbox import TWICE
+from gateway.domain.inbox import TWICE
 from gateway.host.clock import SystemClock
 from tests.crash.callers import CALLERS, Question, configured
 from tests.crash.platforms import Platforms

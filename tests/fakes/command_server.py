@@ -14,7 +14,6 @@ from gateway.app import shared_store
 from gateway.cli import (
     channel,
     channel_testing,
-    chat,
     config,
     configuration,
     conversations,
@@ -23,19 +22,18 @@ from gateway.cli import (
     pair,
     plugin,
     plugin_files,
-    plugin_testing,
     provider,
     run,
     verbs,
 )
 from gateway.launcher import main
-from gateway.mcp import connections, endpoint
+from gateway.mcp import endpoint, servers
 from gateway.outbound import client
 
 LOADED = (
-    *(client, connections, endpoint, shared_store),  # which a gateway imports when it needs them
-    *(channel, channel_testing, chat, config, configuration, conversations, doctor, link, pair),
-    *(plugin, plugin_files, plugin_testing, provider, run, verbs),
+    *(client, servers, endpoint, shared_store),  # which a gateway imports when it needs them
+    *(channel, channel_testing, config, configuration, conversations, doctor, link, pair),
+    *(plugin, plugin_files, provider, run, verbs),
 )
 
 

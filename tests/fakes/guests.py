@@ -13,8 +13,7 @@ from wasmtime import Engine, Module
 from wasmtime.component import Component
 
 from gateway.sandbox.calls import GuestCall
-from gateway.sandbox.interfaces import EXTISM, EXTISM_FUNCTIONS
-from gateway.sandbox.protocol import Bounds, Guest, Program, Status
+from gateway.sandbox.protocol import EXTISM, EXTISM_FUNCTIONS, Bounds, Guest, Program, Status
 
 BOUNDS = Bounds(memory_bytes=4 << 20, fuel=2_000_000_000, output_bytes=1 << 20)
 _numbers = count(1)

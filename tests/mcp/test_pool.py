@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import mcp_types as types
 
-from gateway.mcp.connections import MOST_CONNECTIONS
+from gateway.mcp.servers import MOST_CONNECTIONS
 from tests.fakes.mcp_server import FakeMcp, echo, serving
 from tests.mcp.stage import staged
 from tests.mcp.test_connections import at

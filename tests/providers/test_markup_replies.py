@@ -18,7 +18,7 @@ from gateway.outbound.connection import open_outbound
 from gateway.providers.client import ProviderClient
 from gateway.providers.markup import Recovery
 from gateway.providers.wire import RECOVERED_AT_ONCE, STEP_COST
-from gateway.tools.gate import ToolGate
+from gateway.tools import ToolGate
 from tests.fakes.clock import FakeClock
 from tests.fakes.model_server import Reply, scripted_server
 from tests.fakes.tools import FakeTool, NoSchemas

@@ -8,7 +8,7 @@ from wasmtime.component import Component, Linker, LinkerInstance, Variant
 
 from gateway.sandbox.compiler import inspect_component
 from gateway.sandbox.componentize import HOST, NotConvertible, component_from_core
-from gateway.sandbox.interfaces import INTERFACES, import_name
+from gateway.sandbox.protocol import INTERFACES, import_name
 
 MEMORY = """
   (memory (export "memory") 1)

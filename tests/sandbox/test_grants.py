@@ -7,7 +7,6 @@ import pytest
 
 from gateway.config.sections import parse_capability
 from gateway.domain.plugins import PluginDef
-from gateway.sandbox.interfaces import INTERFACES, import_name
 from gateway.sandbox.plugins import (
     Loaded,
     PluginRefused,
@@ -15,7 +14,7 @@ from gateway.sandbox.plugins import (
     needed_capabilities,
     require_granted,
 )
-from gateway.sandbox.protocol import Guest, Inspection
+from gateway.sandbox.protocol import INTERFACES, Guest, Inspection, import_name
 from tests.fakes.sandbox import Stage, a_stage
 from tests.fakes.wat import RELAY
 

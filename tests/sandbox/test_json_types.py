@@ -11,8 +11,7 @@ from wasmtime import Engine, Store
 from wasmtime import _ffi as ffi
 from wasmtime.component import Component, ComponentInstanceType, FuncType, ValType
 
-from gateway.sandbox.binding import patch_binding
-from gateway.sandbox.calls import component_engine, open_store
+from gateway.sandbox.calls import component_engine, open_store, patch_binding
 from gateway.sandbox.components import NotInJson, TypeMismatch, shape_of
 from tests.fakes.guests import call_of
 

@@ -9,7 +9,7 @@ from wasmtime import Engine, InstancePre, Linker, Store
 
 from gateway.sandbox.calls import core_engine, open_store
 from gateway.sandbox.extism import Kernel, kernel_of
-from gateway.sandbox.interfaces import EXTISM
+from gateway.sandbox.protocol import EXTISM
 from tests.fakes.guests import call_of
 
 

@@ -4,7 +4,7 @@ import pytest
 from wasmtime import _bindings
 from wasmtime import _ffi as ffi
 
-from gateway.sandbox.binding import keep_interpreter_lock
+from gateway.sandbox.calls import keep_interpreter_lock
 
 _OF_PYTHON = 4  # the flag of a ctypes function that is called with the lock held
 

@@ -8,7 +8,7 @@ import pytest
 from wasmtime import Engine
 
 from gateway.sandbox.extism import ExtismGuest
-from gateway.sandbox.interfaces import WASI_CORE
+from gateway.sandbox.protocol import WASI_CORE
 from tests.fakes.guests import (
     BOUNDS,
     Answers,

@@ -14,10 +14,10 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.app.ready_generation import ReadyGeneration
+from gateway.app.reloading import ReadyGeneration
 from gateway.channels.delivery import PlatformClient
 from gateway.sessions.worker import RunWorker
-from gateway.tools.gate import ToolGate
+from gateway.tools import ToolGate
 from gateway.web.rpc import Registry
 from tests.fakes.client import Client, connected, http
 from tests.fakes.gateway import Setup, Site, running

@@ -29,7 +29,7 @@ from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.runs import LiveRun
 from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker, SettingsBook
-from gateway.tools.gate import ToolGate
+from gateway.tools import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import FixedPrices
 from tests.fakes.model import ScriptedModel, says

@@ -10,8 +10,7 @@ import pytest
 
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.events import Event
-from gateway.domain.inbox import NewDelivery, ReceivedMessage
-from gateway.domain.outbox import TWICE, Delivery, Receipt, Sending
+from gateway.domain.inbox import TWICE, Delivery, NewDelivery, Receipt, ReceivedMessage, Sending
 from gateway.domain.ports import Stores
 from gateway.sessions.outbox import GIVES_UP_S, MOST_TRIES, Deliveries
 from tests.fakes.clock import FakeClock

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("cbor2", reason="the extra `surrealdb` is not installed")
 
 from gateway.domain.cluster import Lease, Leases, Presence, StoreInUse
-from gateway.store.leases import SurrealLeases
+from gateway.store.sharing import SurrealLeases
 from gateway.store.surreal_connection import (
     RecordID,
     StatementRefused,

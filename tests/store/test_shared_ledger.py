@@ -26,7 +26,7 @@ from gateway.domain.budgets import (
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import Ledger
 from gateway.store.ledger import StoredLedger
-from gateway.store.shared_ledger import SharedLedger
+from gateway.store.sharing import SharedLedger
 from gateway.store.surreal import SurrealStore, open_surreal
 from tests.fakes.clock import FakeClock
 from tests.fakes.ledger import a_record, a_reservation

@@ -12,8 +12,7 @@ from gateway.domain.errors import ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Spent, ToolCall, ToolResult, Usage, estimate_tokens
 from gateway.domain.ports import ToolScope
-from gateway.tools.gate import ToolGate
-from gateway.tools.results import MOST_RESULT, ToolSource
+from gateway.tools import MOST_RESULT, ToolGate, ToolSource
 from tests.fakes.clock import FakeClock
 from tests.fakes.tools import FakeTool, NoSchemas
 

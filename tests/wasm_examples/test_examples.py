@@ -11,8 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.cli.plugin_files import find_source
-from gateway.cli.plugin_testing import read_cases, try_all
+from gateway.cli.plugin_files import find_source, read_cases, try_all
 from tests.plugins.running import Guest, Json, cases_of, problem
 
 ROOT = Path(__file__).parent.parent.parent

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.api.errors import HostRefused, InvalidJson, OriginRefused
 from gateway.web.rpc import MOST_VALUES, parse_json
 from gateway.web.settings import WebSettings
-from gateway.web.wire.visitors import OriginGuard, Visitor, parse_address
+from gateway.web.wire.connections import OriginGuard, Visitor, parse_address
 
 NEAR = OriginGuard(
     WebSettings(allowed_origins=("https://chat.example.com", "http://Pad.local:3000/"))

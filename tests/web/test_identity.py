@@ -26,7 +26,7 @@ from gateway.web.identity import (
     principal,
 )
 from gateway.web.settings import TokenDef, WebSettings
-from gateway.web.wire.visitors import Visitor
+from gateway.web.wire.connections import Visitor
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, open_memory
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.web.wire.visitors import IpAddress, VisitorReader, parse_address, parse_hop
+from gateway.web.wire.connections import IpAddress, VisitorReader, parse_address, parse_hop
 
 LOOPBACK = ("127.0.0.1", 1)
 

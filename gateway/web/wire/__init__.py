@@ -12,7 +12,7 @@ Reasons against a library's server:
   refused until there is room and are read again from the run. A peer that reads nothing is closed (`frames.py`).
 - **Evictions hit the addresses with most connections.** Connections are counted by address; above the limit, the
   newest unauthenticated one of the address with most is closed (`connections.py`).
-- **Addresses and headers are read once.** `visitors.py` reads them, and checks Host, Origin and sizes before
+- **Addresses and headers are read once.** `connections.py` reads them, and checks Host, Origin and sizes before
   authentication.
 - **A stop loses no answer.** `../server.py` closes its listeners first, lets requests finish and then ends them.
 """

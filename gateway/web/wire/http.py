@@ -32,9 +32,14 @@ from gateway.api.errors import (
 from gateway.domain.errors import GatewayError
 from gateway.web.responses import error_body
 from gateway.web.settings import WebSettings
-from gateway.web.wire.connections import OpenConnections
+from gateway.web.wire.connections import (
+    SECURITY_HEADERS,
+    Endpoint,
+    Headers,
+    OpenConnections,
+    parse_address,
+)
 from gateway.web.wire.frames import StallTimer, Timer, Wire
-from gateway.web.wire.visitors import SECURITY_HEADERS, Endpoint, Headers, parse_address
 
 _SLACK = 512  # bytes of a head besides its target and headers: method, version, line ends
 _WEBSOCKET = b"websocket"

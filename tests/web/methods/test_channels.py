@@ -10,8 +10,7 @@ import pytest
 from gateway.api.errors import Forbidden
 from gateway.domain.channels import ChannelStatus, FlowProgress
 from gateway.domain.errors import NotFound
-from gateway.domain.inbox import NewDelivery, ReceivedMessage
-from gateway.domain.outbox import DeliveryState
+from gateway.domain.inbox import DeliveryState, NewDelivery, ReceivedMessage
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.operating import LONGEST_TEXT, ChannelMethods

@@ -17,7 +17,7 @@ from gateway.domain.errors import NotFound, StoreUnavailable
 from gateway.domain.model import TextDelta
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.memory.context import ASKED
-from gateway.tools.gate import ToolGate
+from gateway.tools import ToolGate
 from gateway.web.identity import Principal
 from gateway.web.rpc import Handler, handlers_of
 from gateway.web.status import ProcessInfo, ProviderTrial, StatusMethods

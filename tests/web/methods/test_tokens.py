@@ -18,7 +18,7 @@ from gateway.web.identity import LOCAL, Identities
 from gateway.web.rpc import Call
 from gateway.web.settings import WebSettings
 from gateway.web.spending import TokenMethods, TokenRegistry
-from gateway.web.wire.visitors import Visitor
+from gateway.web.wire.connections import Visitor
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import open_memory
 

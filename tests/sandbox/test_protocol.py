@@ -1,13 +1,30 @@
-"""Frames come out as they went in, however the stream is cut; what is none ends the conversation."""
+"""Frames are the same on both sides, however the stream is cut; an invalid frame ends the conversation. The
+interfaces of guests are those of the published WIT."""
 
+import re
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sandbox.protocol import LARGEST, BrokenFrame, Frame, Kind, Reader, encode
+from gateway.sandbox import protocol as worlds
+from gateway.sandbox.protocol import (
+    INTERFACES,
+    LARGEST,
+    PACKAGE,
+    VERSION,
+    BrokenFrame,
+    Frame,
+    Kind,
+    Reader,
+    encode,
+    import_name,
+    interface_of,
+)
 
+# --- frames --------------------------------------------------------------------------------------
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=4).map(tuple)
 FRAMES = st.builds(Frame, st.sampled_from(Kind), st.integers(0, 2**32 - 1), TEXTS)
 
@@ -71,3 +88,35 @@ def test_what_came_before_a_broken_frame_was_said() -> None:
 def test_what_the_other_side_would_not_read_is_not_written(texts: tuple[str, ...]) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # reason: the codec's own words are part of it
         encode(Kind.CALL, 1, texts)
+
+
+# --- interfaces of guests ------------------------------------------------------------------------
+WIT = (Path(worlds.__file__).parent / "wit" / "exogate-plugin.wit").read_text(encoding="utf-8")
+FUNCTION = re.compile(r"([a-z-]+): func\(([^)]*)\)(?: -> ([^;]+))?;")
+LEVELS = re.findall(r"enum level \{ ([a-z, ]+) \}", WIT)[0].replace(" ", "")
+
+
+def signature(parameters: str, result: str) -> str:
+    types = [one.split(":")[1].strip() for one in parameters.split(",") if one]
+    type_text = ",".join(f"enum{{{LEVELS}}}" if one == "level" else one for one in types)
+    return f"({type_text})" + (f"->{result.replace(' ', '')}" if result else "")
+
+
+def functions(name: str, word: str) -> dict[str, str]:
+    found = re.search(rf"{word} {name}\s*\{{(.*?)\n?\}}\s*(?://|interface|world|$)", WIT, re.DOTALL)
+    assert found is not None, name
+    return {one[0]: signature(one[1], one[2]) for one in FUNCTION.findall(found[1])}
+
+
+def test_every_interface_is_published_as_it_is_compared() -> None:
+    assert WIT.startswith(f"package {PACKAGE}@{VERSION};")
+    for name, offered in INTERFACES.items():
+        assert functions(name, "interface") == offered
+
+
+def test_only_our_interfaces_in_our_version_are_ours() -> None:
+    for name in INTERFACES:
+        assert interface_of(import_name(name)) == name
+    for other in ("exogate:plugin/log@1.0.1", "exogate:plugin/log", "exogate:plugin2/log@1.0.0"):
+        assert interface_of(other) is None
+    assert interface_of("exogate:plugin/shell@1.0.0") is None

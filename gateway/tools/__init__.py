@@ -1,1 +1,0 @@
-"""The tools of agents: the gate that checks and limits calls, and the results."""
