@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import anyio
 from anyio.abc import TaskStatus
 from uvicorn.config import Config
+from uvicorn.server import ServerState
 
 from gateway.api.errors import AddressInUse, CannotListen
 from gateway.web.asgi import WebApp
@@ -44,7 +45,7 @@ class WebServer:
     ) -> None:
         self._app, self._settings = app, settings
         self._bound = bound
-        self._connections = OpenConnections(settings)
+        self._connections = OpenConnections(settings, ServerState())
         self._config = _config(app, settings)
         self._listeners: list[asyncio.Server] = []
         self._stop = anyio.Event()

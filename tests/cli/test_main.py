@@ -95,6 +95,10 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
     assert len({name for name in imported if name.startswith("gateway.")}) < 15
 
 
+def test_a_command_that_needs_no_server_imports_none() -> None:
+    assert "uvicorn" not in imported_by("tree", "show", "default")
+
+
 FAMILIES = {name: one for name, one in COMMANDS.items() if one.verbs is not None}
 
 

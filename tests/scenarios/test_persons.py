@@ -153,7 +153,7 @@ async def test_a_request_to_v1_without_a_conversation_keeps_no_note_and_says_so(
         other = await complete(site.url, "read canary", **{"x-exogate-session": "two"})
         stateless = await complete(site.url, "read canary")
 
-    assert "belongs to no conversation" in refused
+    assert "a request without a conversation" in refused
     assert "# in canary" in own
     for answer in (read, other, stateless):
         assert "# in canary" not in answer

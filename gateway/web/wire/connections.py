@@ -13,15 +13,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.server import ServerState
 
 from gateway.api.errors import BodyTooLarge, HostRefused, InvalidRequest, OriginRefused
 from gateway.web.settings import WebSettings
+
+if TYPE_CHECKING:  # commands that know visitors need no server
+    from uvicorn.server import ServerState
 
 # --- visitors ------------------------------------------------------------------------------------
 Headers = Iterable[tuple[bytes, bytes]]
@@ -339,8 +341,8 @@ class OpenConnection(Protocol):
 class OpenConnections:
     """Counts the connections of the server, bounds them and waits for their end."""
 
-    def __init__(self, settings: WebSettings) -> None:
-        self.state = ServerState()
+    def __init__(self, settings: WebSettings, state: "ServerState") -> None:
+        self.state = state
         self.backlog = Backlog()
         self._open: set[OpenConnection] = self.state.connections  # type: ignore[assignment]  # ours too
         self.renew(settings)
