@@ -110,10 +110,8 @@ class _Scales:
     def _weigh_member(self, key: str, value: Any) -> _Weight:
         if key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(value, str):
             return self._weigh_reference(value)
-        if key == "properties" and isinstance(value, dict):  # each property has another value
-            each = [self.weigh(one) for one in value.values()]
-            returns = max((one.returns for one in each), default=0)
-            return _Weight(1 + sum(one.parts for one in each), returns)
+        if key == "properties" and isinstance(value, dict):
+            return self._weigh_properties(value)
         inner = self.weigh(value)
         if key in ("$defs", "definitions"):  # the references to them count
             return _Weight(inner.parts)
@@ -122,6 +120,11 @@ class _Scales:
         if key == "patternProperties" and isinstance(value, dict):
             return _Weight(_PATTERN_WEIGHT * len(value)) + inner
         return inner
+
+    def _weigh_properties(self, properties: dict[str, Any]) -> _Weight:
+        each = [self.weigh(one) for one in properties.values()]
+        returns = max((one.returns for one in each), default=0)  # each property has another value
+        return _Weight(1 + sum(one.parts for one in each), returns)
 
     def _weigh_reference(self, reference: str) -> _Weight:
         if reference != "#" and not reference.startswith("#/"):

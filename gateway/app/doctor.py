@@ -14,7 +14,15 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -23,7 +31,7 @@ from importlib import metadata
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import anyio
@@ -114,6 +122,12 @@ def find_refusals(config: GatewayConfig, found: Plugins, clock: Clock) -> Iterat
         if name in bad:
             key = ("sha256",) if "sha256" in bad[name] else ()
             yield ("plugins", index, *key), name, bad[name]
+    yield from _refused_channels(config, adapters, bad, clock)
+
+
+def _refused_channels(
+    config: GatewayConfig, adapters: Mapping[str, Any], bad: Collection[str], clock: Clock
+) -> Iterator[Refusal]:
     for channel in config.channels:
         adapter, why = adapters.get(channel.plugin), ""
         try:
@@ -450,6 +464,10 @@ def texts(config: GatewayConfig) -> Iterator[Finding]:
         if soul and soul.token_count > LONG_SOUL_TOKENS:
             text, path = f"it adds about {soul.token_count} tokens to every call", soul.loaded_from
             yield Finding("soul.long", "warning", path, text, edit_command(path))
+    yield from _refused_rules(config)
+
+
+def _refused_rules(config: GatewayConfig) -> Iterator[Finding]:
     if (folder := config.rule_folder) is None:
         return
     for one in folder.problems:

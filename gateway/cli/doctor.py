@@ -3,7 +3,7 @@
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import click
@@ -28,15 +28,17 @@ def doctor(context: CliContext, *, strict: bool, online: bool, fix: bool) -> Non
         found = _examine(context)
     if online and found.is_valid:
         found = replace(found, findings=[*found.findings, *_check_providers(context)])
-    passed = "the other checks need a valid configuration"
-    if found.is_valid:
-        passed = f"{found.passed} checks passed"
-    lines = (*(one.render() for one in found.findings), passed)
-    context.print_result(plain(found.report), *lines)
+    context.print_result(plain(found.report), *_render(found))
     if not found.is_valid:
         sys.exit(BAD_CONFIG)
     if any(strict or one.severity == "error" for one in found.findings):
         sys.exit(FAILED)
+
+
+def _render(found: Examination) -> Sequence[str]:
+    passed = f"{found.passed} checks passed"
+    last = passed if found.is_valid else "the other checks need a valid configuration"
+    return [*(one.render() for one in found.findings), last]
 
 
 def _fix_modes(found: Examination) -> bool:

@@ -93,9 +93,13 @@ def _type_of(hint: Any) -> tuple[Any, bool, str | None]:
     if origin is Literal:
         return click.Choice(get_args(hint)), False, text
     if hint is int:
-        limits = next((one.limits for one in notes if isinstance(one, Check)), {})
-        return click.IntRange(limits.get("ge"), limits.get("le")), False, text  # type: ignore[arg-type]  # the limits of an int are ints
+        return _range_of(notes), False, text
     return hint if hint in {float, bool} else str, False, text
+
+
+def _range_of(notes: Sequence[Any]) -> click.IntRange:
+    limits = next((one.limits for one in notes if isinstance(one, Check)), {})
+    return click.IntRange(limits.get("ge"), limits.get("le"))  # type: ignore[arg-type]  # the limits of an int are ints
 
 
 def show(context: CliContext, result: Any, verb: Verb) -> None:

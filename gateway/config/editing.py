@@ -472,9 +472,7 @@ def _put(document: dict[str, Any], path: Sequence[str], value: object) -> None:
     for depth, part in enumerate(path[:-1]):
         key = _key_in(here, part, path[:depth])
         if isinstance(here, dict) and key not in here:
-            known = _key_at(path[: depth + 1])
-            is_list = known and get_origin(known.kind) is tuple and not known.setting.by_name
-            here[key] = [] if is_list else {}
+            here[key] = _empty_at(path[: depth + 1])
         here = here[key]
     last = path[-1]
     if isinstance(here, list) and index_of(here, last) is None:
@@ -483,6 +481,12 @@ def _put(document: dict[str, Any], path: Sequence[str], value: object) -> None:
         del here[_key_in(here, last, path[:-1])]
     else:
         here[_key_in(here, last, path[:-1])] = value
+
+
+def _empty_at(path: Sequence[str]) -> Any:
+    """Returns an empty list or table, as the key at the path needs it."""
+    known = _key_at(path)
+    return [] if known and get_origin(known.kind) is tuple and not known.setting.by_name else {}
 
 
 def _new_item(items: list[Any], path: Sequence[str], value: object) -> object:

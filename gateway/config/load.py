@@ -1,7 +1,7 @@
 """Loads the GatewayConfig from the file, the environment and the command line; lists every value in force with its
 origin, secrets masked."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -272,11 +272,15 @@ def _values(
     elif is_section(kind) and value is not None:
         yield from _of_section(path, value, about)
     elif is_section(element) or (isinstance(value, Mapping) and element is not object):
-        by_name = {item.name: item for item in value} if about.by_name else value
-        for part, item in items_of(by_name):
+        for part, item in _items(value, about):
             yield from _values((*path, part), item, element, about)
     else:
         yield from _unknown(path, value)
+
+
+def _items(value: Any, about: Setting) -> Iterable[tuple[str | int, Any]]:
+    """Returns the items as the file has them: by name, by key or by place."""
+    return items_of({item.name: item for item in value} if about.by_name else value)
 
 
 def _of_section(path: KeyPath, section: Any, about: Setting) -> Iterator[tuple[KeyPath, object]]:

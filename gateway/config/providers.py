@@ -228,7 +228,7 @@ def _server(reading: Reading, written: McpServerDef) -> McpServerDef:
 
 
 def _check_server(reading: Reading, path: KeyPath, written: McpServerDef) -> None:
-    name, own = quoted(written.name), written.user_header
+    name = quoted(written.name)
     if (written.url is None) == (written.command is None):
         message = f"the MCP server {name} needs either url or command"
         reading.wrong(Code.MISSING, path, message, "write one of the two", at="table")
@@ -238,6 +238,11 @@ def _check_server(reading: Reading, path: KeyPath, written: McpServerDef) -> Non
         if reading.value_at((*path, key)) is not None:
             message = f"the MCP server {name} has a {kind}, so {key} has no effect"
             reading.wrong(Code.MALFORMED, (*path, key), message, "remove it", at="key")
+    _check_headers(reading, path, written)
+
+
+def _check_headers(reading: Reading, path: KeyPath, written: McpServerDef) -> None:
+    own = written.user_header
     headers = {(*path, "headers", header): header for header in written.headers}
     for where, header in [*headers.items(), ((*path, "user_header"), own)]:
         if header.lower() in _OUR_HEADERS:

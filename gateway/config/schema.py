@@ -178,11 +178,15 @@ def _differences(path: KeyPath, before: Any, after: Any) -> Iterator[KeyPath]:
             yield from _differences((*path, name), *_values(key.field, before, after))
         return
     old, new = _by_name(before), _by_name(after)
-    if old is None or new is None or (old.keys() == new.keys() and [*old] != [*new]):
+    if old is None or new is None or _is_reordered(old, new):
         yield path
         return
     for name in {**old, **new}:
         yield from _differences((*path, name), old.get(name, _ABSENT), new.get(name, _ABSENT))
+
+
+def _is_reordered(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return old.keys() == new.keys() and [*old] != [*new]
 
 
 def _values(field: str, before: Any, after: Any) -> tuple[Any, Any]:

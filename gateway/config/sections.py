@@ -273,6 +273,12 @@ def keys_here(section: type, about: Setting) -> dict[str, SectionKey]:
     return {name: key for name, key in keys_of(section).items() if not only or name in only}
 
 
+def _begin(kind: Any, base: Any, path: KeyPath) -> Any:
+    """Returns the section that absent keys leave as it is."""
+    made = blank(kind) if base is None else base
+    return replace(made, name=str(path[-1])) if _is_named(kind) else made
+
+
 class SectionReader:
     """Reads sections. It collects wrong keys and values in `findings` and omits them from the sections."""
 
@@ -292,9 +298,7 @@ class SectionReader:
         """Returns a section with the values of a table; absent keys have the values of `base`. `about` is the
         setting of the key that holds the section."""
         base = self.usual.get(kind, base)
-        made = blank(kind) if base is None else base
-        if _is_named(kind):
-            made = replace(made, name=str(path[-1]))
+        made = _begin(kind, base, path)
         if not isinstance(table, dict):
             self._wrong_type(path, table, "a table", about)
             return made
@@ -309,11 +313,11 @@ class SectionReader:
             if name in table:
                 default = getattr(made, key.field)
                 value = self.value(key.kind, table[name], where, key.setting, default)
-                values |= {key.field: value} if value is not _WRONG else {}
+                values[key.field] = value
             elif name in about.needs or (key.is_needed and base is None):
                 message, fix = f'"{name}" is missing', f"add {name} = ..."
                 self.wrong(Code.MISSING, where, message, fix)
-        return replace(made, **values)
+        return replace(made, **{name: one for name, one in values.items() if one is not _WRONG})
 
     def value(
         self, kind: Any, raw: object, path: KeyPath, about: Setting, default: object = None

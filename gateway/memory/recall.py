@@ -164,7 +164,7 @@ STOP_WORDS = _MINE | frozenset(
     )
 )
 _ABOUT = "about the person"
-_ID, _SCORE = attrgetter("id"), attrgetter("score")
+_ID, _SCORE, _TEXT = attrgetter("id"), attrgetter("score"), attrgetter("text")
 _SPEAKER = re.compile(r"\s*([^\W\d_][\w .'’-]{0,40}):\s")
 
 
@@ -231,7 +231,7 @@ class Recall:
         if "turn" not in kinds or not (sources or self.facts.has_turns(key)):
             return known
         choose = partial(_worth_reading, sources, shown, limit)
-        messages, upto = (*sources, *shown), shown[-1] if shown else None
+        messages, upto = (*sources, *shown), next(reversed(shown), None)
         found = await self.facts.find_turns(
             key, words, choose, messages=messages, upto=upto, limit=_HITS
         )
@@ -239,7 +239,7 @@ class Recall:
             return known
         turns = sorted(found.turns, key=_SCORE)
         if shown:  # repeated texts add nothing
-            turns = [*{turn.text: turn for turn in turns}.values()]
+            turns = [*dict(zip(map(_TEXT, turns), turns, strict=True)).values()]
         held, asked_words = distinct(found.words), frozenset(said)
         best = [_recalled(turn, key, held, asked_words, turn.id in sources) for turn in turns]
         best.sort(key=lambda one: (-one.score, one.at, one.id))

@@ -282,10 +282,13 @@ class Identities:
         scheme, _, token = visitor.authorization.partition(" ")
         is_bearer = scheme.lower() == "bearer" and "authorization" not in visitor.repeated
         token = token.strip() if is_bearer else ""
-        can_be_any = allow_any_key and is_local and token and not token.startswith(PREFIX)
-        if can_be_any and self._find(token) is None:
+        if allow_any_key and is_local and self._is_other_key(token):
             return Identity(LOCAL)
         return self.authenticate(token, visitor)
+
+    def _is_other_key(self, token: str) -> bool:
+        """True for a key that cannot be a token of this gateway."""
+        return bool(token) and not token.startswith(PREFIX) and self._find(token) is None
 
     def authenticate(self, token: str, visitor: Visitor) -> Identity:
         """Returns the identity of a valid token, also for an address that guesses.

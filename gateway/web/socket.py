@@ -195,6 +195,10 @@ class Connection:
         if peer is None or (type(frame) is rpc.Request and frame.method == "auth"):
             self._authenticate(frame)
             return
+        self._start(frame, peer)
+
+    def _start(self, frame: rpc.Frame, peer: "SocketPeer") -> None:
+        """Answers a call that waits for nothing at once; queues other calls for a worker."""
         work = frame if isinstance(frame, tuple) else self._prepare(frame, peer)
         if isinstance(work, bytes):
             if work:
@@ -205,7 +209,7 @@ class Connection:
         elif self.sockets.workers.submit(self._work, work, peer):
             self._in_flight += 1
             self._unstarted += 1
-            if self._in_flight >= settings.max_calls:
+            if self._in_flight >= self.sockets.settings.max_calls:
                 self.wire.pause_reading(CALLS)
         else:
             id_ = None if isinstance(work, tuple) else work.request.id
@@ -246,10 +250,7 @@ class Connection:
                 self.peer.end()
             self.peer = self._new_peer(principal)
         if not frame.is_notification:
-            agents = None if principal.agents is None else sorted(principal.agents)
-            scopes = sorted(principal.scopes)
-            answer = Introduced(principal=principal.name, scopes=scopes, agents=agents)
-            self.wire.out.send(rpc.encode_result(id_, answer))
+            self.wire.out.send(rpc.encode_result(id_, _introduce(principal)))
 
     def _refuse(self, answer: bytes, error: GatewayError) -> None:
         """Sends a refusal and closes the socket, later if the token was guessed."""
@@ -328,6 +329,11 @@ class Connection:
         if len(payload) > self.sockets.settings.send_queue_bytes:
             payload = rpc.encode_error(request.id, _TOO_LARGE)
         self.wire.out.send(payload)
+
+
+def _introduce(principal: Principal) -> Introduced:
+    agents = None if principal.agents is None else sorted(principal.agents)
+    return Introduced(principal=principal.name, scopes=sorted(principal.scopes), agents=agents)
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Protocol
 
 import anyio
@@ -186,12 +187,13 @@ def budget_rows(wanted: Scope, tally: Tally, limit: Limit) -> Sequence[api.Budge
     for unit, bound in bounds:
         is_tokens = unit == "tokens"
         is_raised = is_tokens and bool(limit.tokens)
+        amount = attrgetter("tokens" if is_tokens else "nano_usd")
         rows.append(
             api.BudgetRow(
                 scope=str(scope),
                 limit=None if bound is None else in_unit(unit, bound),
-                used=in_unit(unit, tally.used.tokens if is_tokens else tally.used.nano_usd),
-                reserved=in_unit(unit, tally.held.tokens if is_tokens else tally.held.nano_usd),
+                used=in_unit(unit, amount(tally.used)),
+                reserved=in_unit(unit, amount(tally.held)),
                 period_start=scope.period_start or tally.since,
                 resets_at=scope.resets_at,
                 unit=unit,

@@ -92,7 +92,7 @@ class StatusMethods:
         config, mcp, problems = about.config(), list(self.gate.foreign.statuses()), self._problems()
         errors = [f"{one.message}{NOT_IN_USE}" for one in config.errors]
         is_mcp_failing = any(one.state == "failing" for one in mcp)
-        faults = reasons or errors or problems or config.restart_needed or is_mcp_failing
+        faults = any((reasons, errors, problems, config.restart_needed, is_mcp_failing))
         return build(
             api.Status,
             shown,

@@ -133,6 +133,11 @@ def address_group(address: IpAddress | None) -> str:
     return str(address)
 
 
+def _host(endpoint: Endpoint) -> str:
+    """Returns the host of an endpoint; empty for a socket without one."""
+    return str(endpoint[0]) if endpoint else ""
+
+
 class VisitorReader:
     """Reads visitors from requests."""
 
@@ -156,12 +161,12 @@ class VisitorReader:
                 is_proxied = True
                 if name == _HOPS:
                     hops += value.decode("latin-1").split(",")
-        address = parse_address(str(peer[0])) if peer else None
+        address = parse_address(_host(peer))
         if self.is_trusted(address):
             address, is_proxied = self._client_behind(hops, address), True
         return Visitor(
             client=address,
-            server=str(server[0]) if server else "",
+            server=_host(server),
             host=found.get(b"host"),
             origin=found.get(b"origin"),
             authorization=found.get(b"authorization"),
