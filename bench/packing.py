@@ -77,7 +77,7 @@ async def learn(stores: Stores, case: Case) -> None:
 
 async def packed(stores: Stores, key: SessionKey, question: str) -> Context:
     episode = await Episodes(stores.sessions).recall(key, AGENT.context)
-    found = await Recall(stores.facts).for_turn(question, key, None, AGENT, episode.nodes)
+    found = await Recall(stores.facts).for_turn(question, key, None, AGENT, episode)
     extras = ContextExtras(episode.summary, found)
     return PACKER.pack(AGENT, None, episode.nodes, Message("user", question), (), extras=extras)
 

@@ -349,8 +349,9 @@ class FactStore(Protocol):
     async def mark_extracted(self, key: SessionKey, upto: NodeId) -> bool:
         """Records that a model has read up to a node; returns whether more is queued."""
 
-    def has_turns(self, key: SessionKey) -> bool:
-        """False if no message of the session is indexed; True if one is, or may be."""
+    def may_find(self, key: SessionKey, words: Sequence[str], length: int) -> bool:
+        """False if a search cannot find a turn: nothing of the session is indexed, or the last search,
+        when the session was about as long, found that all the words are common in it."""
 
     async def find_turns(
         self,

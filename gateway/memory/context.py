@@ -200,6 +200,7 @@ class Episode:
     summary: Summary | None = None
     follows: NodeId | None = None  # `head` is a summary, made right after this message
     is_all: bool = False  # the window holds and shows every message of the session
+    length: int = 0  # of the session up to `head`, in messages; forks count too
 
     def is_summed_up_after(self, node: NodeId) -> bool:
         """True if continuing from that node is the same as continuing from `head`."""
@@ -232,7 +233,8 @@ class Episodes:
         is_all = is_whole and summary is None and _is_shown(window, rules)
         last = path.nodes[-1] if path.nodes else None
         follows = last.parent_id if last and last.message.role == "summary" else None
-        episode = Episode(upto or path.head, window, summary, follows, is_all)
+        length = last.seq if last else 0
+        episode = Episode(upto or path.head, window, summary, follows, is_all, length)
         if upto is None:
             self._keep(key, episode)
         return episode
@@ -260,7 +262,8 @@ class Episodes:
         too_long = len(grown.begins) > rules.recent_turns + SLACK_TURNS
         if too_long or grown.weight > 2 * rules.token_budget + NODE_WEIGHT * len(grown):
             grown = grown.needed(rules)
-        self._keep(key, Episode(nodes[-1].id, grown, episode.summary, is_all=is_all))
+        length = episode.length + len(nodes)
+        self._keep(key, Episode(nodes[-1].id, grown, episode.summary, None, is_all, length))
 
     def require_head(self, key: SessionKey, head: NodeId | None) -> None:
         """Forgets a window whose HEAD was moved by another node."""

@@ -33,10 +33,10 @@ from gateway.domain.facts import (
     words_of,
 )
 from gateway.domain.ids import AgentId, NodeId, SessionKey
-from gateway.domain.messages import Node
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginDef
 from gateway.domain.ports import Clock, FactStore, PluginSpace, ToolStore
+from gateway.memory.context import Episode
 from gateway.memory.wording import asked_of
 
 # --- ranking: an answer stands beside its question -----------------------------------------------
@@ -165,6 +165,7 @@ STOP_WORDS = _MINE | frozenset(
 )
 _ABOUT = "about the person"
 _ID, _SCORE, _TEXT = attrgetter("id"), attrgetter("score"), attrgetter("text")
+_NOTHING_SHOWN = Episode(None)
 _SPEAKER = re.compile(r"\s*([^\W\d_][\w .'’-]{0,40}):\s")
 
 
@@ -180,20 +181,17 @@ class Recall:
         key: SessionKey,
         sender: str | None,
         agent: AgentDef,
-        window: Sequence[Node],
-        *,
-        is_all: bool = False,
+        episode: Episode,
     ) -> tuple[Recalled, ...]:
-        """Finds facts and turns for a question, the best first, without the turns in the window. `is_all`:
-        the window holds every message of the session."""
+        """Finds facts and turns for a question, the best first, without the turns of the episode."""
         most = agent.context.facts
         theirs = fact_view(key, sender, is_shared=agent.context.fact_scope == "agent")
         is_known = self.facts.knows(theirs)
-        if is_all and not is_known:
+        if episode.is_all and not is_known:
             return ()
-        kinds: Sequence[RecallKind] = ("fact",) if is_all else KINDS
-        limit, shown = max(_LEAST_WANTED, most), (window[0].id, window[-1].id) if window else ()
-        found = await self.of(question, key, theirs, kinds=kinds, limit=limit, shown=shown)
+        kinds: Sequence[RecallKind] = ("fact",) if episode.is_all else KINDS
+        limit = max(_LEAST_WANTED, most)
+        found = await self.of(question, key, theirs, kinds=kinds, limit=limit, episode=episode)
         if not is_known:
             return found
         facts = [one for one in found if one.fact][:most]
@@ -213,10 +211,10 @@ class Recall:
         *,
         kinds: Collection[RecallKind] = KINDS,
         limit: int = 10,
-        shown: Sequence[NodeId] = (),
+        episode: Episode = _NOTHING_SHOWN,
     ) -> tuple[Recalled, ...]:
-        """Returns at most `limit` facts, then at most `limit` turns, each the best first. Beside a window,
-        whose first and last messages are `shown`, only turns near the best score count."""
+        """Returns at most `limit` facts, then at most `limit` turns, each the best first. Beside the
+        turns of an episode only turns near the best score count."""
         said = words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
         asked = dict.fromkeys(filterfalse(STOP_WORDS.__contains__, said))
         words = tuple(asked)[:_MOST_WORDS]
@@ -228,8 +226,11 @@ class Recall:
             facts = await self._known((*words, *asked_of(words)), view)
             sources = _sources(facts)
         known = tuple(facts[:limit]) if "fact" in kinds else ()
-        if "turn" not in kinds or not (sources or self.facts.has_turns(key)):
+        if "turn" not in kinds:
             return known
+        if not (sources or self.facts.may_find(key, words, episode.length)):
+            return known
+        shown = (episode.nodes[0].id, episode.nodes[-1].id) if episode.nodes else ()
         choose = partial(_worth_reading, sources, shown, limit)
         messages, upto = (*sources, *shown), next(reversed(shown), None)
         found = await self.facts.find_turns(

@@ -568,8 +568,7 @@ async def recall(
     facts, listed = {"run": new.run_id}, await _listed(vault, new) if vault else ()
     if memory is None or not agent.context.semantic:
         return listed, SWITCHED_OFF if memory else ""
-    asked = (new.content, new.session_key, new.sender, agent, episode.nodes)
-    look = partial(memory.for_turn, *asked, is_all=episode.is_all)
+    look = partial(memory.for_turn, new.content, new.session_key, new.sender, agent, episode)
     with anyio.move_on_after(LONGEST_S):
         found = await result_of("recall_failed", facts, look)
         return (listed, FAILED) if found is None else ((*listed, *found), "")

@@ -2,9 +2,9 @@
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from heapq import nlargest
 from itertools import chain, combinations, filterfalse, repeat
 from sqlite3 import Connection
@@ -27,6 +27,7 @@ from gateway.domain.facts import (
 from gateway.domain.ids import NodeId, SessionKey, to_time
 from gateway.store.facts import is_forgotten, names_of
 from gateway.store.pruning import Fork, spans_to
+from gateway.store.tables import TOKENS
 from gateway.store.transaction import (
     SEQ_BITS,
     Row,
@@ -47,6 +48,7 @@ _MOST_SKIPPED = 8  # times the limit: hits read if some may be invisible
 _FEW, _SHARE = 8, 0.25  # a word in more turns than both is too common to search
 _MOST_COMMON = 3  # frequent words that are combined with each other
 _STAYS_COMMON, _MOST_KEPT = 1.2, 1_000  # times the length; sessions
+_MOST_TERMS = 100_000  # in memory
 _EXCHANGE = 2  # messages
 _SESSIONS = 1_000  # a page
 _MERGED_PAGES = 2_000  # per commit: half a megabyte
@@ -56,6 +58,65 @@ PAGE_BYTES = 250
 
 K = TypeVar("K")
 _NO_WORDS: frozenset[str] = frozenset()
+Added = tuple[SessionKey, int, int, Iterable[str]]  # seqs before and after, and the new terms
+
+
+class Terms:
+    """The terms under which the index keeps a word: its stem, without accents. They come from an
+    index in memory. One thread at a time may call it."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Collection[str]] = {}
+
+    def __call__(self, words: Collection[str]) -> Sequence[Collection[str]]:
+        new = [*filterfalse(self._known.__contains__, dict.fromkeys(words))]
+        if len(self._known) + len(new) > _MOST_TERMS:
+            self._known.clear()
+            new = [*dict.fromkeys(words)]
+        if new:
+            self._known.update(self._index(new))
+        return [self._known[word] for word in words]
+
+    @cached_property
+    def _memory(self) -> Connection:
+        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        db.execute(f"CREATE VIRTUAL TABLE turn USING fts5 (words, content = '', {TOKENS})")
+        db.execute("CREATE VIRTUAL TABLE term USING fts5vocab (turn, instance)")
+        return db
+
+    def _index(self, words: Sequence[str]) -> Mapping[str, Collection[str]]:
+        found: dict[str, set[str]] = {word: set() for word in words}
+        self._memory.execute("BEGIN")
+        try:
+            self._memory.executemany(_ADD_WORDS, enumerate(words))
+            for place, term in self._memory.execute("SELECT doc, term FROM term"):
+                found[words[place]].add(term)
+        finally:
+            self._memory.execute("ROLLBACK")
+        return found
+
+
+class KnownTerms:
+    """All indexed terms of the sessions that this process has indexed from their beginning."""
+
+    def __init__(self, most: int = _MOST_TERMS) -> None:
+        self._most, self._total = most, 0
+        self._known: dict[SessionKey, tuple[int, set[str]]] = {}  # with the last indexed seq
+
+    def get(self, key: SessionKey) -> set[str] | None:
+        return self._known.get(key, (0, None))[1]
+
+    def add(self, key: SessionKey, after: int, upto: int, terms: Iterable[str]) -> None:
+        """Adds the terms of the messages from `after` to `upto`. If others are missing before them,
+        the session is not known any more."""
+        last, known = self._known.pop(key, (0, set[str]()))
+        self._total -= len(known)
+        if after in {0, last}:
+            known = known.union(terms) if after else set(terms)
+            self._known[key] = upto, known
+            self._total += len(known)
+        while self._total > self._most:
+            self._total -= len(self._known.pop(next(iter(self._known)))[1])
 
 
 class TurnIndex(StorePart):
@@ -65,12 +126,17 @@ class TurnIndex(StorePart):
         super().__init__(engine)
         # The length of each session when its common words were counted, and these words.
         self._common: dict[SessionKey, tuple[int, frozenset[str]]] = {}
-        self._empty: dict[SessionKey, None] = {}  # sessions of which nothing is indexed
+        self._known = KnownTerms()
+        self._asked_terms, self._new_terms = Terms(), Terms()  # the writer calls the second one
         self._commits = 0  # of the index
         self._has_small_pages = False
 
-    def has_turns(self, key: SessionKey) -> bool:
-        return key not in self._empty
+    def may_find(self, key: SessionKey, words: Sequence[str], length: int) -> bool:
+        counted, common = self._common.get(key, (0, _NO_WORDS))
+        if _is_about(counted, length):
+            words = [*filterfalse(common.__contains__, words)]
+        known = self._known.get(key) if words else _NO_WORDS
+        return known is None or any(map(known.issuperset, self._asked_terms(words)))
 
     async def find_turns(
         self,
@@ -88,9 +154,7 @@ class TurnIndex(StorePart):
         commits = self._commits
         found, is_empty = await self._readers.read(find)
         if is_empty and commits == self._commits:
-            self._empty[key] = None
-            if len(self._empty) > _MOST_KEPT:
-                del self._empty[next(iter(self._empty))]
+            self._known.add(key, 0, 0, _NO_WORDS)
         return found
 
     def _find(
@@ -138,7 +202,7 @@ class TurnIndex(StorePart):
         """Returns the hits of the words that are not common in this session. Until the session has
         grown noticeably, its common words stay known and are not searched."""
         length, common = self._common.get(key, (0, _NO_WORDS))
-        if not length <= index.trail.length <= length * _STAYS_COMMON:
+        if not _is_about(length, index.trail.length):
             if common:
                 found = index.depths_of({word: f'"{word}"' for word in words})
             length, common = index.trail.length, _NO_WORDS
@@ -151,18 +215,24 @@ class TurnIndex(StorePart):
         if not self._has_small_pages:
             await self._writer.write(_make_pages_small, durable=False)
             self._has_small_pages = True
-        behind = await self._writer.write(partial(_advance, keys=keys, left=limit), durable=False)
-        self._has_indexed(keys)
+        advance = partial(_advance, keys=keys, left=limit, terms_of=self._new_terms)
+        behind, added = await self._writer.write(advance, durable=False)
+        self._has_indexed(added)
         return behind
 
-    def _has_indexed(self, keys: Sequence[SessionKey]) -> None:
+    def _has_indexed(self, added: Iterable[Added]) -> None:
         self._commits += 1
-        for key in keys:
-            self._empty.pop(key, None)
+        for one in added:
+            self._known.add(*one)
 
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
         rows = await self._readers.read(lambda tx: tx.db.execute(_BEHIND, (limit,)).fetchall())
         return [SessionKey.parse(key) for (key,) in rows]
+
+
+def _is_about(counted: int, length: int) -> bool:
+    """True if the common words of a session of `counted` messages still apply."""
+    return counted <= length <= counted * _STAYS_COMMON
 
 
 def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
@@ -316,7 +386,7 @@ class LocalTurnIndex(TurnIndex):
 
     def __init__(self, engine: Engine, db: Connection) -> None:
         super().__init__(engine)
-        self._db = db
+        self._local = db
         # number of the session, seq of its last indexed message
         self._indexed: dict[SessionKey, tuple[int, int]] = {}
         self._looked = 0  # checked sessions up to this number
@@ -340,20 +410,22 @@ class LocalTurnIndex(TurnIndex):
         """Reads all sessions in one request, and new sessions in a second one."""
         asked = {key: self._indexed.get(key, (0, 0)) for key in keys}
         found = await self._readers.read(partial(_texts_after, asked=asked, limit=limit))
-        behind = list[SessionKey]()
+        behind, added = list[SessionKey](), list[Added]()
         for key, (session, last, rows) in found.items():
             upto = seq_of(rows[-1]["place"]) if rows else asked[key][1]
-            self._add(session, _spoken(rows), upto)
+            terms = self._asked_terms(self._add(session, _spoken(rows), upto))
+            added.append((key, asked[key][1], upto, chain.from_iterable(terms)))
             self._indexed[key] = (session, max(upto, asked[key][1]))
             if upto < last:
                 behind.append(key)
-        self._has_indexed(keys)
+        self._has_indexed(added)
         return behind
 
-    def _add(self, session: int, said: Sequence[tuple[int, str]], upto: int) -> None:
-        _change_index(_ADD_WORDS, said, self._db)
-        _set_cursor(session, upto, Transaction(self._db))
-        self._db.execute("DELETE FROM changed")  # no operation reads these notes
+    def _add(self, session: int, said: Sequence[tuple[int, str]], upto: int) -> Collection[str]:
+        words = _change_index(_ADD_WORDS, said, self._local)
+        _set_cursor(session, upto, Transaction(self._local))
+        self._local.execute("DELETE FROM changed")  # no operation reads these notes
+        return words
 
 
 def _sessions_after(tx: Transaction, after: int) -> Sequence[Row]:
@@ -380,25 +452,26 @@ def _texts_after(
 
 
 def _advance(
-    tx: WriteTransaction, *, keys: Sequence[SessionKey], left: int
-) -> Sequence[SessionKey]:
-    """Indexes at most `left` messages. Returns the sessions that are still behind."""
-    behind = []
+    tx: WriteTransaction, *, keys: Sequence[SessionKey], left: int, terms_of: Terms
+) -> tuple[Sequence[SessionKey], Sequence[Added]]:
+    """Indexes at most `left` messages. Returns the sessions that are still behind, and the additions."""
+    behind, added = list[SessionKey](), list[Added]()
     for key in dict.fromkeys(keys):
         session = tx.session(key)
         if session is None:
             continue
-        upto = _indexed_upto(session.id, tx)
-        terms = {**places_of(session.id), "place >": place_of(session.id, upto)}
-        rows = tx.find("node", terms, "place role text", order="place", limit=left)
-        _change_index(_ADD_WORDS, _spoken(rows), tx.db)
+        after = upto = _indexed_upto(session.id, tx)
+        places = {**places_of(session.id), "place >": place_of(session.id, upto)}
+        rows = tx.find("node", places, "place role text", order="place", limit=left)
+        words = _change_index(_ADD_WORDS, _spoken(rows), tx.db)
         if left:
             upto = seq_of(rows[-1]["place"]) if len(rows) == left else session.last_seq
             _set_cursor(session.id, upto, tx)
+            added.append((key, after, upto, chain.from_iterable(terms_of(words))))
         left -= len(rows)
         if upto < session.last_seq:
             behind.append(key)
-    return behind
+    return behind, added
 
 
 def _indexed_upto(session: int, tx: Transaction) -> int:
@@ -413,10 +486,11 @@ def _spoken(rows: Sequence[Row]) -> list[tuple[int, str]]:
     return [(row["place"], row["text"]) for row in rows if row["role"] in SAID_BY]
 
 
-def _change_index(change: str, texts: Sequence[tuple[int, str]], db: sqlite3.Connection) -> None:
-    """Adds words at their places or removes them; a removal needs the words again."""
-    rows = [(place, " ".join(words_of(text[:INDEXED_CHARS]))) for place, text in texts]
-    db.executemany(change, [row for row in rows if row[1]])
+def _change_index(change: str, texts: Sequence[tuple[int, str]], db: Connection) -> Collection[str]:
+    """Adds words at their places or removes them; a removal needs the words again. Returns them."""
+    rows = [(place, words_of(text[:INDEXED_CHARS])) for place, text in texts]
+    db.executemany(change, [(place, " ".join(words)) for place, words in rows if words])
+    return {word for _, words in rows for word in words}
 
 
 def forget_turns(tx: WriteTransaction, session: int) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -225,12 +226,12 @@ async def test_an_unindexed_session_is_known_to_have_no_turns_until_it_is_indexe
 ) -> None:
     async with opened() as stores:
         await say(stores, "a", "one", "two")
-        unknown = stores.facts.has_turns(HERE)
+        unknown = stores.facts.may_find(HERE, ["one"], 2)
         assert not (await find(stores, ["one"])).words
-        empty = stores.facts.has_turns(HERE)
+        empty = stores.facts.may_find(HERE, ["one"], 2)
         await index(stores, HERE)
 
-        assert (unknown, empty, stores.facts.has_turns(HERE)) == (True, False, True)
+        assert (unknown, empty, stores.facts.may_find(HERE, ["one"], 2)) == (True, False, True)
         assert (await find(stores, ["one"])).words.keys() == {"one"}
 
 
@@ -243,6 +244,38 @@ async def test_a_word_in_most_indexed_turns_is_left_out_however_far_the_index_is
         await say(stores, "b", *["else"] * 120, after="a-20")
 
         assert (await find(stores, ["frequent", "rare"], limit=64)).words.keys() == {"rare"}
+
+
+async def test_a_question_of_common_words_is_not_asked_until_the_session_has_grown_by_a_fifth(
+    opened: Open,
+) -> None:
+    async with opened() as stores:
+        await say(stores, "a", *["frequent", "else"] * 9, "rare", "else")
+        await index(stores, HERE)
+        may = partial(stores.facts.may_find, HERE)
+        unasked = may(["else"], 20)
+        await find(stores, ["frequent", "else", "rare"])
+
+        asked = [may(["frequent", "else"], length) for length in (0, 19, 20, 24, 25)]
+        assert (unasked, asked) == (True, [True, True, False, False, True])
+        assert may(["else", "rare"], 20)
+
+
+async def test_a_word_is_asked_for_if_a_form_of_it_may_be_indexed(
+    opened: Open,
+) -> None:
+    async with opened() as stores:
+        unknown = stores.facts.may_find(THERE, ["zebra"], 0)
+        await say(stores, "a", "The dogs were running")
+        await index(stores, HERE)
+        await say(stores, "b", "past the café")
+        await index(stores, HERE)
+
+        asked = ["dog", "dogma", "runs", "cafe", "cat", "zebra"]
+        seen = [word for word in asked if stores.facts.may_find(HERE, [word], 0)]
+        assert (unknown, seen) == (True, ["dog", "runs", "cafe"])
+        assert stores.facts.may_find(HERE, ["zebra", "dog"], 0)
+        assert not stores.facts.may_find(HERE, [], 0)
 
 
 async def test_a_word_is_never_a_query(opened: Open) -> None:

@@ -85,7 +85,7 @@ class PartOfFactStore(_Part):
     queued_for_model: Any
     next_queued: Any
     mark_extracted: Any
-    has_turns: Any
+    may_find: Any
     find_turns: Any
     unindexed: Any
     index_turns: Any

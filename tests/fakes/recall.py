@@ -1,9 +1,9 @@
 """Recalls what it was given, and keeps what it was asked."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from gateway.domain.facts import FactView, Recalled, RecallKind
-from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.ids import SessionKey
 from gateway.memory.recall import Recall
 
 
@@ -20,7 +20,7 @@ class FakeRecall(Recall):
         *,
         kinds: Collection[RecallKind] = ("fact", "turn"),
         limit: int = 10,
-        shown: Sequence[NodeId] = (),
+        episode: object = None,
     ) -> tuple[Recalled, ...]:
         self.asked.append((question, key, view))
         return tuple(one for one in self.found if one.kind in kinds)[:limit]

@@ -19,9 +19,11 @@ from gateway.domain.facts import (
     fact_view,
     scope_of,
 )
-from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Stores
+from gateway.memory.context import Episode, Window
 from gateway.memory.recall import Recall
+from tests.conformance.test_conversations import said
 from tests.conformance.test_turns import index, say
 from tests.fakes.store import NOON, open_memory, session_key
 
@@ -55,9 +57,11 @@ async def about(
     question: str,
     key: SessionKey = ANN,
     limit: int = 10,
-    shown: Sequence[NodeId] = (),
+    shown: Sequence[str] = (),
 ) -> Sequence[Recalled]:
-    return await recall.of(question, key, fact_view(key, None), limit=limit, shown=shown)
+    nodes = Window(said(id_, id_) for id_ in shown)
+    episode = Episode(nodes[-1].id if nodes else None, nodes)
+    return await recall.of(question, key, fact_view(key, None), limit=limit, episode=episode)
 
 
 async def test_the_answer_that_stands_beside_its_question_is_found() -> None:
@@ -78,7 +82,7 @@ async def test_what_the_window_shows_is_not_recalled_again() -> None:
         await say(stores, "a", "The dog barks", "ok", "The dog sleeps", "ok", key=ANN)
         await index(stores, ANN)
 
-        best = await about(recall, "dog?", shown=(NodeId("a-3"), NodeId("a-4")))
+        best = await about(recall, "dog?", shown=("a-3", "a-4"))
 
     assert [one.id for one in best] == ["a-1", "a-2"]
 
@@ -89,7 +93,7 @@ async def test_a_branch_recalls_only_what_was_said_on_its_path() -> None:
         await say(stores, "b", "The dog is a poodle", "ok", key=ANN, after="a-2")
         await index(stores, ANN)
 
-        best = await about(recall, "dog?", shown=(NodeId(""), NodeId("a-2")))
+        best = await about(recall, "dog?", shown=("", "a-2"))
 
     assert {one.id for one in best} <= {"a-1", "a-2"}
     assert best[0].id == "a-1"
@@ -224,7 +228,7 @@ class NoTurns:
     def knows(self, view: FactView) -> bool:
         return False
 
-    def has_turns(self, key: SessionKey) -> bool:
+    def may_find(self, key: SessionKey, words: object, length: int) -> bool:
         return True
 
     async def find_turns(

@@ -8,6 +8,7 @@ from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.facts import Claim, FactView, FoundTurns, scope_of
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Stores
+from gateway.memory.context import Episode
 from gateway.memory.recall import Recall
 from tests.fakes.store import open_memory
 
@@ -33,7 +34,7 @@ async def tell(
 async def asked(
     stores: Stores, question: str, key: SessionKey = ANN, agent: AgentDef = AGENT
 ) -> list[str]:
-    found = await Recall(stores.facts).for_turn(question, key, None, agent, ())
+    found = await Recall(stores.facts).for_turn(question, key, None, agent, Episode(None))
     return [one.text for one in found]
 
 
@@ -94,10 +95,10 @@ class Silent:
     """A store of facts in which nothing was learned, and an index that counts its questions."""
 
     def __init__(self) -> None:
-        self.asked, self.is_empty = 0, False
+        self.asked, self.is_useless = 0, False
 
-    def has_turns(self, key: SessionKey) -> bool:
-        return not self.is_empty
+    def may_find(self, key: SessionKey, words: object, length: int) -> bool:
+        return not self.is_useless
 
     def knows(self, view: FactView) -> bool:
         return False
@@ -107,18 +108,18 @@ class Silent:
         return FoundTurns()
 
 
-async def test_the_index_is_not_asked_where_all_is_shown_or_nothing_is_indexed() -> None:
+async def test_the_index_is_not_asked_where_all_is_shown_or_it_can_find_nothing() -> None:
     silent = Silent()
     store: Any = silent
-    recall = Recall(store)
+    recall, whole = Recall(store), Episode(None, is_all=True)
 
-    assert await recall.for_turn("What is my dog called?", ANN, None, AGENT, (), is_all=True) == ()
+    assert await recall.for_turn("What is my dog called?", ANN, None, AGENT, whole) == ()
     assert silent.asked == 0
 
-    silent.is_empty = True
-    assert await recall.for_turn("What is my dog called?", ANN, None, AGENT, ()) == ()
+    silent.is_useless = True
+    assert await recall.for_turn("What is my dog called?", ANN, None, AGENT, Episode(None)) == ()
     assert silent.asked == 0
 
-    silent.is_empty = False
-    assert await recall.for_turn("What is my dog called?", ANN, None, AGENT, ()) == ()
+    silent.is_useless = False
+    assert await recall.for_turn("What is my dog called?", ANN, None, AGENT, Episode(None)) == ()
     assert silent.asked == 1

@@ -21,7 +21,6 @@ from gateway.domain.ids import MessageId, RunId, SessionKey
 from gateway.domain.inbox import NewEntry
 from gateway.domain.journal import Attempt, JournalEntry, JournalUnreadable
 from gateway.domain.mcp import UnreachableServer
-from gateway.domain.messages import Node
 from gateway.domain.ports import PluginSpace
 from gateway.memory.context import Episode
 from gateway.memory.recall import Recall, Vault
@@ -54,22 +53,20 @@ class Memory(Recall):
         key: SessionKey,
         sender: str | None,
         agent: AgentDef,
-        window: Sequence[Node],
-        *,
-        is_all: bool = False,
+        episode: Episode,
     ) -> tuple[Recalled, ...]:
-        self.asked.append((question, str(key), sender, len(window)))
-        self.was_all.append(is_all)
+        self.asked.append((question, str(key), sender, len(episode.nodes)))
+        self.was_all.append(episode.is_all)
         return self.known
 
 
 class Broken(Memory):
-    async def for_turn(self, *asked: object, is_all: bool = False) -> tuple[Recalled, ...]:
+    async def for_turn(self, *asked: object) -> tuple[Recalled, ...]:
         raise ZeroDivisionError
 
 
 class Slow(Memory):
-    async def for_turn(self, *asked: object, is_all: bool = False) -> tuple[Recalled, ...]:
+    async def for_turn(self, *asked: object) -> tuple[Recalled, ...]:
         await anyio.sleep_forever()
         raise AssertionError
 

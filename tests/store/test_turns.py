@@ -4,6 +4,7 @@ import contextlib
 import sqlite3
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from anyio import to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import FoundTurns, Trail
+from gateway.domain.facts import FoundTurns, Trail, words_of
 from gateway.store.opening import open_store
-from gateway.store.tables import migrate
-from gateway.store.turns import PAGE_BYTES, TurnIndex, trail_of
+from gateway.store.tables import TOKENS, migrate
+from gateway.store.turns import PAGE_BYTES, KnownTerms, Terms, TurnIndex, trail_of
 from gateway.store.writer import Engine, open_to_read
 from tests.conformance.test_turns import HERE, THERE, everything, found_by, index, say
 from tests.fakes.clock import FakeClock
@@ -133,6 +134,56 @@ async def test_what_is_erased_before_all_of_it_is_indexed_harms_no_index(
 
 def test_of_a_session_in_which_nothing_is_answered_yet_nothing_is_seen() -> None:
     assert trail_of((), None, 1) == Trail()
+
+
+async def test_of_a_session_that_an_earlier_process_indexed_every_word_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
+        await say(stores, "a", "one word")
+        await index(stores, HERE)
+        assert not stores.facts.may_find(HERE, ["other"], 0)
+
+    async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
+        await say(stores, "b", "more words", after="a-1")
+        await index(stores, HERE)
+        assert stores.facts.may_find(HERE, ["other"], 0)
+
+
+SPOKEN = st.text(st.sampled_from("abeginrsuyzéÅñß1 _-あ語"), max_size=12)
+
+
+@given(st.lists(SPOKEN, max_size=5), SPOKEN)
+def test_the_terms_of_a_word_are_known_wherever_the_index_finds_it(
+    said: list[str], asked: str
+) -> None:
+    terms, known = Terms(), KnownTerms()
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.execute(f"CREATE VIRTUAL TABLE turn USING fts5 (words, {TOKENS})")
+        for seq, text in enumerate(said):
+            words = words_of(text)
+            db.execute("INSERT INTO turn VALUES (?)", (" ".join(words),))
+            known.add(HERE, seq, seq + 1, chain.from_iterable(terms(words)))
+
+        for word in words_of(asked):
+            query = "SELECT count(*) FROM turn WHERE turn MATCH ?"
+            ((found,),) = db.execute(query, (f'"{word}"',))
+            (its_terms,) = terms([word])
+            assert not found or (known.get(HERE) or set()).issuperset(its_terms)
+
+
+def test_the_terms_of_the_newest_sessions_are_kept_if_none_of_their_messages_is_missing() -> None:
+    known = KnownTerms(most=4)
+    known.add(HERE, 0, 2, ["one"])
+    known.add(THERE, 0, 2, ["one", "two"])
+    known.add(HERE, 2, 4, ["one", "three"])
+    both = (known.get(HERE), known.get(THERE))
+    known.add(HERE, 4, 6, ["four"])
+
+    assert both == ({"one", "three"}, {"one", "two"})
+    assert (known.get(HERE), known.get(THERE)) == ({"one", "three", "four"}, None)
+    known.add(HERE, 8, 9, ["five"])
+    assert known.get(HERE) is None
 
 
 def longest_block(file: Path) -> int:
