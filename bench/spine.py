@@ -73,6 +73,7 @@ MICRO = Sizes(
     turns=(),
     messages=0,
 )
+RECALLING = 32  # sessions
 SLOW_MS = 300.0
 SLOW_SESSIONS = 256
 THEORY = SLOW_SESSIONS / (SLOW_MS / 1000)  # messages a second if only the model took time
@@ -86,10 +87,12 @@ class Pair:
     floor: Started
     gateway: Started
 
-    def rounds(self, count: int, **options: int | float | str) -> Runs:
-        """Alternates between the two, so that both have the same noise."""
+    def rounds(self, count: int, *, is_again: bool = False, **options: int | float | str) -> Runs:
+        """Alternates between the two, so that both have the same noise. Each round has new sessions.
+        `is_again`: it asks those of the first round the same questions once more."""
         floor, gateway = [], []
-        for _ in range(count):
+        for number in range(count):
+            options["name"] = f"{options['sessions']}-{0 if is_again else number}-"
             floor.append(_load(self.floor, **options))
             gateway.append(_load(self.gateway, **options))
         return floor, gateway
@@ -140,6 +143,11 @@ def messages(sizes: Sizes, home: Path) -> Iterator[Figure]:
                 yield compared("added latency p99, 1 session", "ms", runs, lambda s: s["p99_ms"])
             cpu = compared(f"CPU a message, {at}", "ms", runs, cpu_per_message)
             yield marked(cpu, 4.0, ratio=True)
+            if sessions == RECALLING:
+                options = {"sessions": sessions, "seconds": sizes.seconds, "warm_up": 3}
+                runs_again = both.rounds(sizes.rounds, is_again=True, **options)
+                name = f"{cpu.name}, each recalls copies of its question"
+                yield compared(name, "ms", runs_again, cpu_per_message)
             if sessions > 1:
                 pace = compared(f"throughput, {at}", "messages/s", runs, rate)
                 yield marked(pace, 0.25, ratio=True, at_least=True)

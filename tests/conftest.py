@@ -132,5 +132,5 @@ def nothing_blocks_the_loop() -> Iterator[BlockBuster]:
                 function.can_block_in("tests/fakes/store.py", {"_done", "read"})
                 function.can_block_in("gateway/store/surreal.py", MEMORY)
                 function.can_block_in("gateway/store/surreal_schema.py", {"rows_in_memory"})
-                function.can_block_in("gateway/store/turns.py", {"_add", "_change_index", "_index"})
+                function.can_block_in("gateway/store/turns.py", {"_add", "_change_index"})
         yield guard

@@ -257,7 +257,7 @@ def _import_mcp() -> ModuleType:
 
 # --- reloading -----------------------------------------------------------------------------------
 PREPARE_TIMEOUT_S = 30.0
-WATCH_EVERY_S = 1.0
+WATCH_EVERY_S = 2.0
 QUIET_S, LONGEST_UNREST_S = 0.3, 2.0  # files must rest before a reload; the longest wait for that
 GONE_S = 2.0  # before a missing file counts as deleted
 UNFINISHED_S = 1.0  # invalid TOML of a younger file is read once more

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from operator import itemgetter
 from typing import Literal, NamedTuple
@@ -61,6 +61,96 @@ def _pairs(run: str) -> list[str]:
     return pairs + _IS_HAN.findall(run)
 
 
+# --- forms of a word -----------------------------------------------------------------------------
+_TO_OTHERS = (
+    "ational:ate tional:tion enci:ence anci:ance izer:ize logi:log bli:ble alli:al entli:ent eli:e "
+    "ousli:ous ization:ize ation:ate ator:ate alism:al iveness:ive fulness:ful ousness:ous aliti:al "
+    "iviti:ive biliti:ble"
+)
+_TO_SHORTER = "ical:ic ness: icate:ic iciti:ic ful: ative: alize:al"
+_DROPPED = "al ance ence er ic able ible ant ement ment ent ion ou ism ate iti ous ive ize"
+_LEAST_WORD = 3  # shorter words have one form
+
+
+def _rules(rules: str, least: int) -> tuple[re.Pattern[str], Mapping[str, str], int]:
+    """Returns a pattern for a stem and its ending, the new endings, and the least measure of the stem."""
+    endings = {old: new for old, _, new in (rule.partition(":") for rule in rules.split())}
+    pattern = "|".join(endings).replace("|ion|", "|(?<=[st])ion|")
+    return re.compile(f"(.+?)({pattern})", re.DOTALL), endings, least
+
+
+_STEPS = (_rules(_TO_OTHERS, 1), _rules(_TO_SHORTER, 1), _rules(_DROPPED, 2))
+
+
+@lru_cache(20_000)
+def stem_of(word: str) -> str:
+    """Returns the form under which full-text indexes find a word: without accents, and by Porter's
+    rules without its ending. Like SQLite it takes each byte for a letter."""
+    if not word.isascii():
+        word = _without_accents(word).encode().decode("latin-1")
+    if not _LEAST_WORD <= len(word) <= LONGEST:
+        return word
+    stem = _without_tense(_singular(word))
+    for pattern, endings, least in _STEPS:
+        found = pattern.fullmatch(stem)
+        if found and _measure(found[1]) >= least:
+            stem = found[1] + endings[found[2]]
+    if stem[-1] == "e" and _measure(stem[:-1]) > _is_short(stem[:-1]):
+        stem = stem[:-1]
+    return stem.removesuffix("l") if stem.endswith("ll") and _measure(stem[:-1]) > 1 else stem
+
+
+def _without_accents(word: str) -> str:
+    return "".join(one for one in normalize("NFKD", word) if category(one)[0] != "M")
+
+
+def _singular(word: str) -> str:
+    if word.endswith(("sses", "ies")) and word not in {"sses", "ies"}:
+        return word[:-2]
+    return word[:-1] if word[-1] == "s" and word[-2] != "s" else word
+
+
+def _without_tense(word: str) -> str:
+    """Also writes a last `y` as `i`."""
+    if word.endswith("eed") and word != "eed":
+        return word[: -1 if _measure(word[:-3]) else None]
+    ending = word[-2:] if word.endswith("ed") else "ing"
+    stem = word.removesuffix(ending)
+    word = _whole(stem) if stem != word and _has_vowel(stem) else word
+    return f"{word[:-1]}i" if word[-1] == "y" and _has_vowel(word[:-1]) else word
+
+
+def _whole(stem: str) -> str:
+    """Returns the word to which `ed` or `ing` was added."""
+    if stem.endswith(("at", "bl", "iz")) and len(stem) > len("at"):
+        return f"{stem}e"
+    if stem[-1] == stem[-2:-1] and stem[-1] not in "aeioulsz":
+        return stem[:-1]
+    return f"{stem}e" if _measure(stem) == 1 and _is_short(stem) else stem
+
+
+def _has_vowel(stem: str) -> bool:
+    return "y" in stem[1:] or not frozenset("aeiou").isdisjoint(stem)
+
+
+def _measure(stem: str) -> int:
+    """Number of times that consonants follow vowels."""
+    return _shape(stem).count("vc")
+
+
+def _is_short(stem: str) -> bool:
+    return stem[-1:] not in "wxy" and _shape(stem).endswith("cvc")
+
+
+def _shape(stem: str) -> str:
+    shape = ""
+    for letter in stem:
+        is_vowel = letter in "aeiou" or (letter == "y" and shape.endswith("c"))
+        shape += "v" if is_vowel else "c"
+    return shape
+
+
+# --- facts ---------------------------------------------------------------------------------------
 EntityType = Literal["fact", "relationship", "attribute"]
 SUBJECT = "user"  # the speaker, as subject of statements about themselves
 SAID_BY_MODEL = "assistant"  # the model inferred the claim from the quote

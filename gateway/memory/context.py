@@ -202,6 +202,11 @@ class Episode:
     is_all: bool = False  # the window holds and shows every message of the session
     length: int = 0  # of the session up to `head`, in messages; forks count too
 
+    @property
+    def shown(self) -> Sequence[NodeId]:
+        """The first and the last message of the window."""
+        return (self.nodes[0].id, self.nodes[-1].id) if self.nodes else ()
+
     def is_summed_up_after(self, node: NodeId) -> bool:
         """True if continuing from that node is the same as continuing from `head`."""
         return self.follows == node
@@ -231,9 +236,7 @@ class Episodes:
         summary = summary_of(path.summary)
         window, is_whole = await self._window(key, path, summary, rules)
         is_all = is_whole and summary is None and _is_shown(window, rules)
-        last = path.nodes[-1] if path.nodes else None
-        follows = last.parent_id if last and last.message.role == "summary" else None
-        length = last.seq if last else 0
+        follows, length = _end_of(path)
         episode = Episode(upto or path.head, window, summary, follows, is_all, length)
         if upto is None:
             self._keep(key, episode)
@@ -283,6 +286,14 @@ class Episodes:
         self._weight += episode.nodes.weight - (before.nodes.weight if before else 0)
         while self._weight > self._kept_tokens and len(self._warm) > 1:
             self.forget(next(iter(self._warm)))
+
+
+def _end_of(path: Path) -> tuple[NodeId | None, int]:
+    """Returns the message that a summary at the end of the path follows, and the length of the session."""
+    if not path.nodes:
+        return None, 0
+    last = path.nodes[-1]
+    return last.parent_id if last.message.role == "summary" else None, last.seq
 
 
 def _is_shown(window: Window, rules: ContextRules) -> bool:

@@ -226,11 +226,10 @@ class Recall:
             facts = await self._known((*words, *asked_of(words)), view)
             sources = _sources(facts)
         known = tuple(facts[:limit]) if "fact" in kinds else ()
-        if "turn" not in kinds:
+        is_asked = sources or self.facts.may_find(key, words, episode.length)
+        if "turn" not in kinds or not is_asked:
             return known
-        if not (sources or self.facts.may_find(key, words, episode.length)):
-            return known
-        shown = (episode.nodes[0].id, episode.nodes[-1].id) if episode.nodes else ()
+        shown = episode.shown
         choose = partial(_worth_reading, sources, shown, limit)
         messages, upto = (*sources, *shown), next(reversed(shown), None)
         found = await self.facts.find_turns(

@@ -517,13 +517,13 @@ _DECLARED = (
 
 TABLES = {one.name: one for one in map(_parsed, _DECLARED)}
 
-TOKENS = "tokenize = \"porter unicode61 categories 'L* N* Co M*'\""
+_TOKENS = "tokenize = \"porter unicode61 categories 'L* N* Co M*'\""
 WORDS = (
     # The words of current facts, at their places.
-    f"CREATE VIRTUAL TABLE IF NOT EXISTS fact_words USING fts5 (words, columnsize = 0, {TOKENS})",
+    f"CREATE VIRTUAL TABLE IF NOT EXISTS fact_words USING fts5 (words, columnsize = 0, {_TOKENS})",
     # The places of each word in messages. The words themselves are not kept.
     "CREATE VIRTUAL TABLE IF NOT EXISTS turn USING fts5 "
-    f"(words, content = '', columnsize = 0, detail = none, {TOKENS})",
+    f"(words, content = '', columnsize = 0, detail = none, {_TOKENS})",
 )
 _MORE = (
     *WORDS,

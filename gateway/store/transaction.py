@@ -91,7 +91,7 @@ class Transaction:
     written. Statements are built once for each combination of names."""
 
     is_whole = True  # False: only the rows that the operation has asked for are here
-    later: list[Callable[[], object]]  # calls after the commit, if not `is_whole`
+    later: list[Callable[[], None]]  # calls after the commit, if not `is_whole`
     accepted: int  # the newest run's number
     may_hold_notices: bool  # other threads read this
     has_erased: bool  # erased text must leave the database's files too

@@ -1,10 +1,9 @@
 """The full-text index of messages, and the progress of fact extraction."""
 
-import sqlite3
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from heapq import nlargest
 from itertools import chain, combinations, filterfalse, repeat
 from sqlite3 import Connection
@@ -22,12 +21,12 @@ from gateway.domain.facts import (
     SaidPage,
     Trail,
     scope_of,
+    stem_of,
     words_of,
 )
 from gateway.domain.ids import NodeId, SessionKey, to_time
 from gateway.store.facts import is_forgotten, names_of
 from gateway.store.pruning import Fork, spans_to
-from gateway.store.tables import TOKENS
 from gateway.store.transaction import (
     SEQ_BITS,
     Row,
@@ -48,7 +47,7 @@ _MOST_SKIPPED = 8  # times the limit: hits read if some may be invisible
 _FEW, _SHARE = 8, 0.25  # a word in more turns than both is too common to search
 _MOST_COMMON = 3  # frequent words that are combined with each other
 _STAYS_COMMON, _MOST_KEPT = 1.2, 1_000  # times the length; sessions
-_MOST_TERMS = 100_000  # in memory
+_MOST_STEMS = 100_000  # in memory
 _EXCHANGE = 2  # messages
 _SESSIONS = 1_000  # a page
 _MERGED_PAGES = 2_000  # per commit: half a megabyte
@@ -58,61 +57,28 @@ PAGE_BYTES = 250
 
 K = TypeVar("K")
 _NO_WORDS: frozenset[str] = frozenset()
-Added = tuple[SessionKey, int, int, Iterable[str]]  # seqs before and after, and the new terms
+Said = Sequence[tuple[int, Sequence[str]]]  # words with their place
+Added = tuple[SessionKey, int, int, frozenset[str]]  # seqs before and after, and the new stems
 
 
-class Terms:
-    """The terms under which the index keeps a word: its stem, without accents. They come from an
-    index in memory. One thread at a time may call it."""
+class KnownStems:
+    """The stems of all indexed words of the sessions that this process has indexed from their beginning."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, Collection[str]] = {}
-
-    def __call__(self, words: Collection[str]) -> Sequence[Collection[str]]:
-        new = [*filterfalse(self._known.__contains__, dict.fromkeys(words))]
-        if len(self._known) + len(new) > _MOST_TERMS:
-            self._known.clear()
-            new = [*dict.fromkeys(words)]
-        if new:
-            self._known.update(self._index(new))
-        return [self._known[word] for word in words]
-
-    @cached_property
-    def _memory(self) -> Connection:
-        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        db.execute(f"CREATE VIRTUAL TABLE turn USING fts5 (words, content = '', {TOKENS})")
-        db.execute("CREATE VIRTUAL TABLE term USING fts5vocab (turn, instance)")
-        return db
-
-    def _index(self, words: Sequence[str]) -> Mapping[str, Collection[str]]:
-        found: dict[str, set[str]] = {word: set() for word in words}
-        self._memory.execute("BEGIN")
-        try:
-            self._memory.executemany(_ADD_WORDS, enumerate(words))
-            for place, term in self._memory.execute("SELECT doc, term FROM term"):
-                found[words[place]].add(term)
-        finally:
-            self._memory.execute("ROLLBACK")
-        return found
-
-
-class KnownTerms:
-    """All indexed terms of the sessions that this process has indexed from their beginning."""
-
-    def __init__(self, most: int = _MOST_TERMS) -> None:
+    def __init__(self, most: int = _MOST_STEMS) -> None:
         self._most, self._total = most, 0
         self._known: dict[SessionKey, tuple[int, set[str]]] = {}  # with the last indexed seq
 
     def get(self, key: SessionKey) -> set[str] | None:
         return self._known.get(key, (0, None))[1]
 
-    def add(self, key: SessionKey, after: int, upto: int, terms: Iterable[str]) -> None:
-        """Adds the terms of the messages from `after` to `upto`. If others are missing before them,
+    def add(self, key: SessionKey, after: int, upto: int, stems: Iterable[str]) -> None:
+        """Adds the stems of the messages from `after` to `upto`. If others are missing before them,
         the session is not known any more."""
         last, known = self._known.pop(key, (0, set[str]()))
         self._total -= len(known)
         if after in {0, last}:
-            known = known.union(terms) if after else set(terms)
+            known = known if after else set()
+            known.update(stems)
             self._known[key] = upto, known
             self._total += len(known)
         while self._total > self._most:
@@ -126,8 +92,7 @@ class TurnIndex(StorePart):
         super().__init__(engine)
         # The length of each session when its common words were counted, and these words.
         self._common: dict[SessionKey, tuple[int, frozenset[str]]] = {}
-        self._known = KnownTerms()
-        self._asked_terms, self._new_terms = Terms(), Terms()  # the writer calls the second one
+        self._known = KnownStems()
         self._commits = 0  # of the index
         self._has_small_pages = False
 
@@ -136,7 +101,7 @@ class TurnIndex(StorePart):
         if _is_about(counted, length):
             words = [*filterfalse(common.__contains__, words)]
         known = self._known.get(key) if words else _NO_WORDS
-        return known is None or any(map(known.issuperset, self._asked_terms(words)))
+        return known is None or not known.isdisjoint(map(stem_of, words))
 
     async def find_turns(
         self,
@@ -215,7 +180,7 @@ class TurnIndex(StorePart):
         if not self._has_small_pages:
             await self._writer.write(_make_pages_small, durable=False)
             self._has_small_pages = True
-        advance = partial(_advance, keys=keys, left=limit, terms_of=self._new_terms)
+        advance = partial(_advance, keys=keys, left=limit)
         behind, added = await self._writer.write(advance, durable=False)
         self._has_indexed(added)
         return behind
@@ -386,7 +351,7 @@ class LocalTurnIndex(TurnIndex):
 
     def __init__(self, engine: Engine, db: Connection) -> None:
         super().__init__(engine)
-        self._local = db
+        self._db = db
         # number of the session, seq of its last indexed message
         self._indexed: dict[SessionKey, tuple[int, int]] = {}
         self._looked = 0  # checked sessions up to this number
@@ -413,19 +378,19 @@ class LocalTurnIndex(TurnIndex):
         behind, added = list[SessionKey](), list[Added]()
         for key, (session, last, rows) in found.items():
             upto = seq_of(rows[-1]["place"]) if rows else asked[key][1]
-            terms = self._asked_terms(self._add(session, _spoken(rows), upto))
-            added.append((key, asked[key][1], upto, chain.from_iterable(terms)))
+            said = _spoken(rows)
+            self._add(session, said, upto)
+            added.append((key, asked[key][1], upto, _stems(said)))
             self._indexed[key] = (session, max(upto, asked[key][1]))
             if upto < last:
                 behind.append(key)
         self._has_indexed(added)
         return behind
 
-    def _add(self, session: int, said: Sequence[tuple[int, str]], upto: int) -> Collection[str]:
-        words = _change_index(_ADD_WORDS, said, self._local)
-        _set_cursor(session, upto, Transaction(self._local))
-        self._local.execute("DELETE FROM changed")  # no operation reads these notes
-        return words
+    def _add(self, session: int, said: Said, upto: int) -> None:
+        _change_index(_ADD_WORDS, said, self._db)
+        _set_cursor(session, upto, Transaction(self._db))
+        self._db.execute("DELETE FROM changed")  # no operation reads these notes
 
 
 def _sessions_after(tx: Transaction, after: int) -> Sequence[Row]:
@@ -452,7 +417,7 @@ def _texts_after(
 
 
 def _advance(
-    tx: WriteTransaction, *, keys: Sequence[SessionKey], left: int, terms_of: Terms
+    tx: WriteTransaction, *, keys: Sequence[SessionKey], left: int
 ) -> tuple[Sequence[SessionKey], Sequence[Added]]:
     """Indexes at most `left` messages. Returns the sessions that are still behind, and the additions."""
     behind, added = list[SessionKey](), list[Added]()
@@ -463,11 +428,12 @@ def _advance(
         after = upto = _indexed_upto(session.id, tx)
         places = {**places_of(session.id), "place >": place_of(session.id, upto)}
         rows = tx.find("node", places, "place role text", order="place", limit=left)
-        words = _change_index(_ADD_WORDS, _spoken(rows), tx.db)
+        said = _spoken(rows)
+        _change_index(_ADD_WORDS, said, tx.db)
         if left:
             upto = seq_of(rows[-1]["place"]) if len(rows) == left else session.last_seq
             _set_cursor(session.id, upto, tx)
-            added.append((key, after, upto, chain.from_iterable(terms_of(words))))
+            added.append((key, after, upto, _stems(said)))
         left -= len(rows)
         if upto < session.last_seq:
             behind.append(key)
@@ -482,15 +448,18 @@ def _set_cursor(session: int, upto: int, tx: Transaction) -> None:
     tx.put("turn_cursor", {"session": session, "upto": upto})
 
 
-def _spoken(rows: Sequence[Row]) -> list[tuple[int, str]]:
-    return [(row["place"], row["text"]) for row in rows if row["role"] in SAID_BY]
+def _spoken(rows: Sequence[Row]) -> Said:
+    texts = ((row["place"], row["text"][:INDEXED_CHARS]) for row in rows if row["role"] in SAID_BY)
+    return [(place, words) for place, text in texts if (words := words_of(text))]
 
 
-def _change_index(change: str, texts: Sequence[tuple[int, str]], db: Connection) -> Collection[str]:
-    """Adds words at their places or removes them; a removal needs the words again. Returns them."""
-    rows = [(place, words_of(text[:INDEXED_CHARS])) for place, text in texts]
-    db.executemany(change, [(place, " ".join(words)) for place, words in rows if words])
-    return {word for _, words in rows for word in words}
+def _stems(said: Said) -> frozenset[str]:
+    return frozenset(map(stem_of, chain.from_iterable(words for _, words in said)))
+
+
+def _change_index(change: str, said: Said, db: Connection) -> None:
+    """Adds words at their places or removes them; a removal needs the words again."""
+    db.executemany(change, [(place, " ".join(words)) for place, words in said])
 
 
 def forget_turns(tx: WriteTransaction, session: int) -> None:
@@ -498,11 +467,11 @@ def forget_turns(tx: WriteTransaction, session: int) -> None:
     before it does."""
     here = Transaction(tx.db)
     upto = place_of(session, _indexed_upto(session, here))
-    texts = _spoken(here.find("node", {**places_of(session), "place <=": upto}, "place role text"))
+    said = _spoken(here.find("node", {**places_of(session), "place <=": upto}, "place role text"))
     if tx.is_whole:
-        _change_index(_TAKE_WORDS, texts, tx.db)
+        _change_index(_TAKE_WORDS, said, tx.db)
     else:  # the index is on this machine, the commit on the server
-        tx.later.append(partial(_change_index, _TAKE_WORDS, texts, tx.db))
+        tx.later.append(partial(_change_index, _TAKE_WORDS, said, tx.db))
 
 
 async def rewrite_index(writer: Writing) -> None:

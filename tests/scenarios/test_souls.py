@@ -20,7 +20,7 @@ async def until(client: Client, so: Callable[[dict[str, object]], object]) -> di
             told = {**await client.call("status"), "soul": agents[0]["soul"]}
             if so(told):
                 return told
-            await anyio.sleep(0.05)  # the file is looked at every second
+            await anyio.sleep(0.05)  # the gateway looks at the file every two seconds
 
 
 def system_of(asked: Asked) -> str:

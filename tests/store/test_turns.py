@@ -2,9 +2,8 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from anyio import to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import FoundTurns, Trail, words_of
+from gateway.domain.facts import FoundTurns, Trail, stem_of, words_of
 from gateway.store.opening import open_store
-from gateway.store.tables import TOKENS, migrate
-from gateway.store.turns import PAGE_BYTES, KnownTerms, Terms, TurnIndex, trail_of
+from gateway.store.tables import WORDS, migrate
+from gateway.store.turns import PAGE_BYTES, KnownStems, TurnIndex, trail_of
 from gateway.store.writer import Engine, open_to_read
 from tests.conformance.test_turns import HERE, THERE, everything, found_by, index, say
 from tests.fakes.clock import FakeClock
@@ -150,38 +149,73 @@ async def test_of_a_session_that_an_earlier_process_indexed_every_word_is_asked_
         assert stores.facts.may_find(HERE, ["other"], 0)
 
 
-SPOKEN = st.text(st.sampled_from("abeginrsuyzéÅñß1 _-あ語"), max_size=12)
+ENDINGS = st.sampled_from(
+    [
+        "s",
+        "es",
+        "ies",
+        "sses",
+        "ed",
+        "eed",
+        "ing",
+        "y",
+        "e",
+        "ll",
+        "at",
+        "ational",
+        "izer",
+        "bli",
+        "logi",
+        "ness",
+        "icate",
+        "ful",
+        "al",
+        "ence",
+        "able",
+        "ement",
+        "ion",
+        "ous",
+    ]
+)
+FORMS = st.tuples(st.text("abdeilostuyz1", max_size=5), st.lists(ENDINGS, max_size=3))
 
 
-@given(st.lists(SPOKEN, max_size=5), SPOKEN)
-def test_the_terms_of_a_word_are_known_wherever_the_index_finds_it(
-    said: list[str], asked: str
-) -> None:
-    terms, known = Terms(), KnownTerms()
+def terms_of(words: Sequence[str]) -> Mapping[str, str]:
+    """The term under which the index of the store keeps each word."""
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        db.execute(f"CREATE VIRTUAL TABLE turn USING fts5 (words, {TOKENS})")
-        for seq, text in enumerate(said):
-            words = words_of(text)
-            db.execute("INSERT INTO turn VALUES (?)", (" ".join(words),))
-            known.add(HERE, seq, seq + 1, chain.from_iterable(terms(words)))
-
-        for word in words_of(asked):
-            query = "SELECT count(*) FROM turn WHERE turn MATCH ?"
-            ((found,),) = db.execute(query, (f'"{word}"',))
-            (its_terms,) = terms([word])
-            assert not found or (known.get(HERE) or set()).issuperset(its_terms)
+        db.execute(next(one for one in WORDS if "EXISTS turn " in one))
+        db.execute("CREATE VIRTUAL TABLE term USING fts5vocab (turn, instance)")
+        db.executemany("INSERT INTO turn (rowid, words) VALUES (?, ?)", enumerate(words))
+        return {words[place]: term for term, place in db.execute("SELECT term, doc FROM term")}
 
 
-def test_the_terms_of_the_newest_sessions_are_kept_if_none_of_their_messages_is_missing() -> None:
-    known = KnownTerms(most=4)
+@given(st.lists(FORMS, min_size=1))
+def test_the_stem_of_a_plain_word_is_the_term_of_the_index(forms: list[Any]) -> None:
+    words = [word for start, endings in forms for word in words_of(start + "".join(endings))]
+    assert {word: stem_of(word) for word in words} == terms_of(words)
+
+
+def test_words_with_the_same_term_have_the_same_stem_whatever_their_letters() -> None:
+    letters = (chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
+    words = {*words_of(" ".join(f"ab{letter}s" for letter in letters))}
+    stems: dict[str, str] = {}
+    assert {
+        word
+        for word, term in terms_of([*words]).items()
+        if stems.setdefault(term, stem_of(word)) != stem_of(word)
+    } == set()
+
+
+def test_the_stems_of_the_newest_sessions_are_kept_if_none_of_their_messages_is_missing() -> None:
+    known = KnownStems(most=4)
     known.add(HERE, 0, 2, ["one"])
     known.add(THERE, 0, 2, ["one", "two"])
     known.add(HERE, 2, 4, ["one", "three"])
-    both = (known.get(HERE), known.get(THERE))
-    known.add(HERE, 4, 6, ["four"])
+    assert (known.get(HERE), known.get(THERE)) == ({"one", "three"}, {"one", "two"})
 
-    assert both == ({"one", "three"}, {"one", "two"})
+    known.add(HERE, 4, 6, ["four"])
     assert (known.get(HERE), known.get(THERE)) == ({"one", "three", "four"}, None)
+
     known.add(HERE, 8, 9, ["five"])
     assert known.get(HERE) is None
 
