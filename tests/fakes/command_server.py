@@ -65,6 +65,8 @@ def _begin(caller: socket.socket) -> None:
     if pid:
         for file in files:
             os.close(file)
+        if command.get("waits"):
+            os.waitpid(pid, os.WUNTRACED)
         caller.sendall(b"%d\n" % pid)
         _, status = os.waitpid(pid, 0)
         caller.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
@@ -84,6 +86,8 @@ def _begin(caller: socket.socket) -> None:
     os.environ.clear()  # noqa: TID251  # a command is given its own
     os.environ.update(command["env"])  # noqa: TID251
     os.chdir(command["cwd"])
+    if command.get("waits"):
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def command() -> NoReturn:
