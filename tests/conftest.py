@@ -18,6 +18,7 @@ from hypothesis import settings
 from pydantic import TypeAdapter
 
 from tests import forms
+from tests.fakes.compiled import one_shelf_for_all_workers  # noqa: F401  # a fixture
 from tests.fakes.surreal import SurrealDatabase, SurrealServer, running_surreal, surreal_binary
 
 TypeAdapter(int)  # the first one looks for plugins of pydantic on the disk, also on a loop

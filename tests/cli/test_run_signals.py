@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import anyio
 import pytest
 
 from gateway.store.opening import read_owner
 from tests.fakes.commands import Forked, commands
-from tests.fakes.gateway import ROOT, START_S, compiled_before
+from tests.fakes.compiled import compiled
+from tests.fakes.gateway import ROOT, START_S
 from tests.forms import is_long
 
 RUN = "from gateway.launcher import main; main()"
@@ -98,7 +98,7 @@ def written(folder: Path) -> Path:
     """Its plugin is compiled."""
     path = folder / "config.toml"
     path.write_text(CONFIG.format(folder=folder), encoding="utf-8")
-    anyio.run(compiled_before, [ROOT / "plugins" / "time" / "tool.wasm"], folder / "data")
+    compiled(folder / "data", "time")
     return path
 
 

@@ -127,18 +127,20 @@ class Commands:
         *,
         env: Mapping[str, str],
         cwd: Path = ROOT,
-        typed: str = "",
+        typed: str | int = "",
         first: First | None = None,
     ) -> Ended:
-        """The command is killed if it has not ended after a minute."""
+        """The command is killed if it has not ended after a minute; a number is a terminal to read from."""
         with (
             tempfile.TemporaryFile() as given,
             tempfile.TemporaryFile() as out,
             tempfile.TemporaryFile() as err,
         ):
-            given.write(typed.encode())
-            given.seek(0)
-            files = [given.fileno(), out.fileno(), err.fileno()]
+            if isinstance(typed, str):
+                given.write(typed.encode())
+                given.seek(0)
+            stdin = given.fileno() if isinstance(typed, str) else typed
+            files = [stdin, out.fileno(), err.fileno()]
             forked = self.begin(words, env, files, cwd=cwd, first=first)
             try:
                 code = forked.wait(60)
