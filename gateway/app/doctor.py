@@ -105,7 +105,7 @@ def load_for_trial(config: GatewayConfig) -> Sequence[Refusal]:
 
     async def load(folder: str) -> Sequence[Refusal]:
         found = Plugins()
-        files = [one.path for one in config.plugins if one.is_enabled]
+        files = [one.path for one in config.plugins]
         await to_thread.run_sync(reuse_compiled, known, Path(folder) / "plugins", files)
         async with open_trial_sandbox(Path(folder)) as sandbox:
             await found.load(sandbox, config.plugins)

@@ -265,7 +265,7 @@ def play(
     from `data_dir`."""
     with TemporaryDirectory(prefix="exogate-") as folder, open_platform(script.answers) as platform:
         config = _config(source, script, platform.url, Path(folder))
-        files = [one.path for one in config.plugins if one.is_enabled]
+        files = [one.path for one in config.plugins]
         reuse_compiled(data_dir / "plugins", config.gateway.data_dir / "plugins", files)
         return anyio.run(_play, config, script, platform, report)
 

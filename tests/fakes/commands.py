@@ -167,13 +167,14 @@ class Commands:
         cwd: Path = ROOT,
         stdout: BinaryIO | None = None,
         first: First | None = None,
+        module: str = "",
     ) -> Forked:
-        """`files` are its stdin, stdout and stderr."""
+        """`files` are its stdin, stdout and stderr; `module` is run instead of `exogate`, as `python -m` does."""
         server = socket.socket(socket.AF_UNIX)
         server.connect(self._address)
         socket.send_fds(server, [b"3"], files)
-        command = {"words": [*words], "env": {**env}, "cwd": str(cwd), "waits": first is not None}
-        server.sendall(json.dumps(command).encode())
+        command = {"words": [*words], "env": {**env}, "cwd": str(cwd), "module": module}
+        server.sendall(json.dumps({**command, "waits": first is not None}).encode())
         server.shutdown(socket.SHUT_WR)
         forked = Forked(server, stdout)
         if first is not None:
