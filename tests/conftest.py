@@ -124,8 +124,9 @@ def tidy(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("no_task_is_left_behind")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def nothing_blocks_the_loop() -> Iterator[BlockBuster]:
+    """One for all tests of a process: it wraps some sixty functions."""
     with blockbuster_ctx() as guard:
         for name, function in guard.functions.items():
             if name.startswith(("sqlite3", "threading.Lock")):
