@@ -18,6 +18,7 @@ from hypothesis import settings
 from pydantic import TypeAdapter
 
 from tests import forms
+from tests.fakes import compiled
 from tests.fakes.surreal import SurrealDatabase, SurrealServer, running_surreal, surreal_binary
 
 TypeAdapter(int)  # the first one looks for plugins of pydantic on the disk, also on a loop
@@ -51,6 +52,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_configure(config: pytest.Config) -> None:
     forms.register()
+    compiled.register(config)
     settings.load_profile("long" if config.getoption("--long") else "bounded")
     # Hundreds of processes import the gateway, and every worker the tests: compiled once.
     sys.dont_write_bytecode = False
@@ -98,6 +100,12 @@ def surreal_server() -> Iterator[SurrealServer]:
 def own_surreal_server() -> Iterator[SurrealServer]:
     with running_surreal(surreal_binary()) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def cache() -> Path:
+    """What is compiled once is compiled for all tests."""
+    return compiled.compiled_folder()
 
 
 _databases = itertools.count(1)

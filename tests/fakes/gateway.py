@@ -6,11 +6,9 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from zlib import crc32
 
@@ -29,6 +27,7 @@ from gateway.host.files import make_key
 from gateway.sandbox.cache import CompileCache
 from gateway.web.server import ListenAddress, WebServer
 from tests.fakes.commands import Forked, commands
+from tests.fakes.compiled import compiled_folder
 
 
 class Engine:
@@ -104,15 +103,9 @@ tools = {json.dumps(self.tools)}
         return path
 
 
-@cache
-def _shared() -> "tempfile.TemporaryDirectory[str]":
-    """What the plugins of this process's tests were compiled to."""
-    return tempfile.TemporaryDirectory()
-
-
 async def compiled_before(plugins: Sequence[Path], data: Path) -> None:
     """A gateway on this data need not compile these plugins: no test waits for that twice."""
-    compiling = await to_thread.run_sync(lambda: CompileCache(Path(_shared().name)))
+    compiling = await to_thread.run_sync(CompileCache, compiled_folder())
     for path in plugins:
         made = await compiling.compile(path)
         await to_thread.run_sync(_take_over, made.path, data / "plugins")
