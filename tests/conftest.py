@@ -117,6 +117,12 @@ def surreal_database(surreal_server: SurrealServer) -> SurrealDatabase:
 
 
 @pytest.fixture
+def emptied_database(surreal_server: SurrealServer) -> SurrealDatabase:
+    """Without a row. Its tables are those of the test before, which did not change them."""
+    return surreal_server.empty("emptied")
+
+
+@pytest.fixture
 async def no_task_is_left_behind() -> AsyncIterator[None]:
     before = asyncio.all_tasks()
     yield
