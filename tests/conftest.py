@@ -18,7 +18,7 @@ from hypothesis import settings
 from pydantic import TypeAdapter
 
 from tests import forms
-from tests.fakes import compiled
+from tests.fakes.compiled import SHELF, one_shelf_for_all_workers  # noqa: F401  # a fixture
 from tests.fakes.surreal import SurrealDatabase, SurrealServer, running_surreal, surreal_binary
 
 TypeAdapter(int)  # the first one looks for plugins of pydantic on the disk, also on a loop
@@ -52,7 +52,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_configure(config: pytest.Config) -> None:
     forms.register()
-    compiled.register(config)
     settings.load_profile("long" if config.getoption("--long") else "bounded")
     # Hundreds of processes import the gateway, and every worker the tests: compiled once.
     sys.dont_write_bytecode = False
@@ -102,10 +101,10 @@ def own_surreal_server() -> Iterator[SurrealServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def cache() -> Path:
     """What is compiled once is compiled for all tests."""
-    return compiled.compiled_folder()
+    return SHELF.folder
 
 
 _databases = itertools.count(1)

@@ -66,6 +66,7 @@ from gateway.host.files import KEY
 from gateway.host.logs import logging_to
 from gateway.memory.souls import LONG_SOUL_TOKENS, Souls
 from gateway.providers.prices import DEFAULT_MODELS, is_listed
+from gateway.sandbox.cache import reuse_compiled
 from gateway.sandbox.host_functions import HostDeps
 from gateway.sandbox.plugins import NoFetch, Plugins, Sandbox, open_sandbox
 from gateway.store.inspection import check_database
@@ -100,9 +101,12 @@ async def open_trial_sandbox(data_dir: Path) -> AsyncIterator[Sandbox]:
 
 def load_for_trial(config: GatewayConfig) -> Sequence[Refusal]:
     """Loads all plugins into a temporary folder. Returns the plugins and channels that a start would refuse."""
+    known = config.gateway.data_dir / "plugins"
 
     async def load(folder: str) -> Sequence[Refusal]:
         found = Plugins()
+        files = [one.path for one in config.plugins]
+        await to_thread.run_sync(reuse_compiled, known, Path(folder) / "plugins", files)
         async with open_trial_sandbox(Path(folder)) as sandbox:
             await found.load(sandbox, config.plugins)
         return [*find_refusals(config, found, SystemClock())]

@@ -11,7 +11,7 @@ from typing import Any, Self
 from wasmtime import Engine, Store
 from wasmtime.component import Component, Linker, LinkerInstance, Variant
 
-from tests.fakes.compiled import compiled_folder
+from tests.fakes.compiled import SHELF
 
 Json = Any  # reason: cases are JSON of any shape
 Spaces = dict[str, dict[str, str]]
@@ -39,7 +39,7 @@ class Guest:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        engine, done = Engine(), compiled_folder() / f"{path.parent.name}.bare"
+        engine, done = Engine(), SHELF.folder / f"{path.parent.name}.bare"
         if not done.exists():
             new = done.with_suffix(f".{os.getpid()}")
             new.write_bytes(Component.from_file(engine, str(path)).serialize())
