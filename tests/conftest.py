@@ -18,6 +18,7 @@ from hypothesis import settings
 from pydantic import TypeAdapter
 
 from tests import forms
+from tests.fakes.compiled import SHELF, one_shelf_for_all_workers  # noqa: F401  # a fixture
 from tests.fakes.surreal import SurrealDatabase, SurrealServer, running_surreal, surreal_binary
 
 TypeAdapter(int)  # the first one looks for plugins of pydantic on the disk, also on a loop
@@ -100,12 +101,24 @@ def own_surreal_server() -> Iterator[SurrealServer]:
         yield server
 
 
+@pytest.fixture
+def cache() -> Path:
+    """What is compiled once is compiled for all tests."""
+    return SHELF.folder
+
+
 _databases = itertools.count(1)
 
 
 @pytest.fixture
 def surreal_database(surreal_server: SurrealServer) -> SurrealDatabase:
     return SurrealDatabase(surreal_server.url, "tests", f"test{next(_databases)}")
+
+
+@pytest.fixture
+def emptied_database(surreal_server: SurrealServer) -> SurrealDatabase:
+    """Without a row. Its tables are those of the test before, which did not change them."""
+    return surreal_server.empty("emptied")
 
 
 @pytest.fixture
@@ -124,8 +137,9 @@ def tidy(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("no_task_is_left_behind")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def nothing_blocks_the_loop() -> Iterator[BlockBuster]:
+    """One for all tests of a process: it wraps some sixty functions."""
     with blockbuster_ctx() as guard:
         for name, function in guard.functions.items():
             if name.startswith(("sqlite3", "threading.Lock")):

@@ -213,9 +213,15 @@ print(anyio.run(main, None))
 """
 
 
+@pytest.fixture(scope="module")
+def types_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of what is no part of the project."""
+    return tmp_path_factory.mktemp("types")
+
+
 @pytest.mark.parametrize("is_installed", [False, True])
 def test_it_passes_strict_typing_in_the_project_of_a_user(
-    tmp_path: Path, is_installed: bool
+    tmp_path: Path, types_cache: Path, is_installed: bool
 ) -> None:
     """As a copy beside the program, and as the package that the wheel installs."""
     copy, python = tmp_path / "exogate_client.py", sys.executable
@@ -232,7 +238,7 @@ def test_it_passes_strict_typing_in_the_project_of_a_user(
     copy.write_bytes(Path(client.__file__).read_bytes())
     (tmp_path / "program.py").write_text(USER, encoding="utf-8")
 
-    words = ["--strict", "--warn-unreachable", "--cache-dir", str(tmp_path / "cache")]
+    words = ["--strict", "--warn-unreachable", "--cache-dir", str(types_cache)]
     words += ["--python-executable", python, *([] if is_installed else [str(copy)])]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *words, "program.py"],

@@ -5,6 +5,8 @@ import re
 from bench.walk import exceeded
 from tools import ratchet
 
+MAY_BE_BLIND = re.compile(r"except.*Exception|except\s*:|except.*\(\s*$", re.M)
+
 
 def test_a_room_that_grows_is_told_and_one_that_shrinks_is_not() -> None:
     allowed = {"rooms": {"web": {"code": 10, "tokens": 90}}, "all": {"files": 3}}
@@ -26,7 +28,10 @@ def test_comments_and_docstrings_cost_nothing_and_code_does() -> None:
 
 
 def test_every_blind_except_is_in_the_table_of_the_design() -> None:
-    files = [ratchet.File(path) for path in sorted(ratchet.PACKAGE.rglob("*.py"))]
+    catching = (
+        path for path in ratchet.PACKAGE.rglob("*.py") if MAY_BE_BLIND.search(path.read_text())
+    )
+    files = [ratchet.File(path) for path in sorted(catching)]
     page = (ratchet.ROOT / "docs" / "explanation" / "design.md").read_text(encoding="utf-8")
     table = page.partition("## Failures that end nothing else")[2].partition("\n## ")[0]
 

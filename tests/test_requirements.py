@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -12,13 +13,15 @@ PAGE = ROOT / "docs" / "requirements.md"
 
 def marked(path: Path) -> Iterator[str]:
     """The ids in `pytest.mark.requirement(…)` of a file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if "mark.requirement(" in text else ():
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.requirement":
             for argument in node.args:
                 assert isinstance(argument, ast.Constant), f"{path.name}: an id has to be a literal"
                 yield str(argument.value)
 
 
+@cache
 def in_tests() -> dict[str, str]:
     files = [path for path in TESTS.rglob("*.py") if "node_modules" not in path.parts]
     return {one: path.name for path in files for one in marked(path)}

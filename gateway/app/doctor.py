@@ -66,6 +66,7 @@ from gateway.host.files import KEY
 from gateway.host.logs import logging_to
 from gateway.memory.souls import LONG_SOUL_TOKENS, Souls
 from gateway.providers.prices import DEFAULT_MODELS, is_listed
+from gateway.sandbox.cache import reuse_compiled
 from gateway.sandbox.host_functions import HostDeps
 from gateway.sandbox.plugins import NoFetch, Plugins, Sandbox, open_sandbox
 from gateway.store.inspection import check_database
@@ -100,9 +101,12 @@ async def open_trial_sandbox(data_dir: Path) -> AsyncIterator[Sandbox]:
 
 def load_for_trial(config: GatewayConfig) -> Sequence[Refusal]:
     """Loads all plugins into a temporary folder. Returns the plugins and channels that a start would refuse."""
+    known = config.gateway.data_dir / "plugins"
 
     async def load(folder: str) -> Sequence[Refusal]:
         found = Plugins()
+        files = [one.path for one in config.plugins]
+        await to_thread.run_sync(reuse_compiled, known, Path(folder) / "plugins", files)
         async with open_trial_sandbox(Path(folder)) as sandbox:
             await found.load(sandbox, config.plugins)
         return [*find_refusals(config, found, SystemClock())]
@@ -304,7 +308,7 @@ def _is_local(base_url: str) -> bool:
 
 def claims(_config: GatewayConfig) -> Iterator[Finding]:
     """Finds other distributions whose package `gateway` silently overwrites our files."""
-    owners = sorted(set(metadata.packages_distributions().get("gateway", ())))
+    owners = sorted({one.name for one in metadata.distributions() if _has_package_gateway(one)})
     for other in (owner for owner in owners if owner != "exogate"):
         pip = f"{shlex.quote(sys.executable)} -m pip"
         yield Finding(
@@ -314,6 +318,12 @@ def claims(_config: GatewayConfig) -> Iterator[Finding]:
             f"the distribution {other!r} installs a package `gateway` too; files may be overwritten",
             f"{pip} uninstall --yes {other} && {pip} install --force-reinstall --no-deps exogate",
         )
+
+
+def _has_package_gateway(distribution: metadata.Distribution) -> bool:
+    # importlib's packages_distributions parses all metadata of all distributions.
+    listed = distribution.read_text("top_level.txt") or distribution.read_text("RECORD") or ""
+    return re.search(r"^gateway(/|$)", listed, re.M) is not None
 
 
 def data_dir(config: GatewayConfig) -> Iterator[Finding]:

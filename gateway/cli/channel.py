@@ -269,7 +269,7 @@ def test(context: CliContext, kind: str) -> None:
             click.echo("\n".join(map(one_line, lines)))
 
     with logging_to(sys.stderr, "error", "console"):
-        steps = play(source, script, report_step)
+        steps = play(source, script, report_step, data_dir=data_dir(context))
     passed = sum(not one.problems for one in steps)
     context.print_result(
         {"ok": passed == len(steps), "steps": [one.as_json() for one in steps]},

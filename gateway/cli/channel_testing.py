@@ -34,6 +34,7 @@ from gateway.config.load import load
 from gateway.config.plugins import BUNDLED
 from gateway.config.values import GatewayConfig
 from gateway.domain.version import VERSION
+from gateway.sandbox.cache import reuse_compiled
 
 PLATFORM = "platform.json"
 
@@ -254,11 +255,18 @@ class StepResult:
 
 
 def play(
-    source: PluginSource, script: Script, report: Callable[[Sequence[str]], None]
+    source: PluginSource,
+    script: Script,
+    report: Callable[[Sequence[str]], None],
+    *,
+    data_dir: Path,
 ) -> Sequence[StepResult]:
-    """Plays the steps up to the first that fails, and reports each when it is over."""
+    """Plays the steps up to the first that fails, and reports each when it is over. Only compiled plugins are read
+    from `data_dir`."""
     with TemporaryDirectory(prefix="exogate-") as folder, open_platform(script.answers) as platform:
         config = _config(source, script, platform.url, Path(folder))
+        files = [one.path for one in config.plugins]
+        reuse_compiled(data_dir / "plugins", config.gateway.data_dir / "plugins", files)
         return anyio.run(_play, config, script, platform, report)
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -221,6 +221,15 @@ class CompileCache:
         written.write_text(_Note(inspection=report.inspection, seal=seal).model_dump_json())
         written.replace(self._path(sha256, "json"))
         return Compiled(path, sha256, report.inspection)
+
+
+def reuse_compiled(known: Path, cache: Path, files: Iterable[Path]) -> None:
+    """Creates `cache` with the results of these files in `known`, so that a trial does not compile them again."""
+    cache.mkdir(mode=0o700, parents=True)
+    for file in files:
+        with suppress(Uncompiled, OSError):  # an incomplete copy fails its seal and is compiled
+            for result in known.glob(f"{_read(file)[1]}-*"):
+                shutil.copy(result, cache)
 
 
 def _read(file: Path) -> tuple[bytes, str]:

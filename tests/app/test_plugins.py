@@ -70,7 +70,7 @@ async def test_a_plugin_that_takes_long_to_compile_keeps_nobody_waiting(
     async with scripted_server([call, Reply("It is 42.")]) as model:
         setup = Setup(model.url, tools=("calc",), rest=ROOM.format(path=path))
         with anyio.fail_after(60):
-            opened = running(setup, tmp_path, patience_s=LOAD_WAIT_S)
+            opened = running(setup, tmp_path, patience_s=LOAD_WAIT_S / 3)
             async with opened as site, connected(site.url) as client:
                 listed = {one["name"]: one["state"] for one in await client.call("plugin.list")}
                 run = await client.send("What is 6*7?")

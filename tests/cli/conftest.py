@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.plugin_bench import Bench
 from tests.fakes.commands import Ended, commands
+from tests.fakes.compiled import compiled
 from tests.fakes.gateway import Command, spawn
 
 CONFIG = """
@@ -58,11 +59,12 @@ class Shell:
 
 
 def written(folder: Path, *, with_plugin: bool = True) -> Path:
-    """To compile the plugin takes most of the time of a command that needs it not."""
     (folder / "clerk.md").write_text("You count.", encoding="utf-8")
     text = CONFIG.format(folder=folder)
     for tools in () if with_plugin else TOOLS:
         text = text.replace(tools, "")
+    if with_plugin:
+        compiled(folder / "data", "time")
     path = folder / "config.toml"
     path.write_text(text + PLUGIN * with_plugin, encoding="utf-8")
     return path

@@ -5,11 +5,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from gateway.domain.errors import StoreRefused
 from gateway.store.opening import RESTORING, open_store
 from tests.cli.conftest import Shell, written
 from tests.fakes.clock import FakeClock
-from tests.fakes.commands import ROOT
+from tests.fakes.commands import commands
 from tests.fakes.gateway import START_S, command
 from tests.fakes.lived import live, told
 from tests.forms import is_long
@@ -67,7 +66,7 @@ async def values(data_dir: Path) -> object:
 
 def offline(folder: Path) -> Shell:
     """A store that much has happened in, and no gateway."""
-    shell = Shell(written(folder))
+    shell = Shell(written(folder, with_plugin=False))
     anyio.run(filled, folder / "data")
     return shell
 
@@ -262,17 +261,27 @@ STRIDE = 1 if is_long() else 3  # steps
 CALLS = "fsync,fdatasync,rename,mkdir,unlink,rmdir,ftruncate"
 
 
-def killed(words: list[str], when: int, env: Mapping[str, str]) -> bool:
-    """Runs a command that is killed at that system call of those which change something; False if it
-    came to its end before."""
-    inject = f"inject={CALLS}:signal=KILL:when={when}"
-    under = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={CALLS}", "-e", inject]
-    command = [*under, sys.executable, "-m", "gateway.cli.main", *words]
-    ended = subprocess.run(
-        command, cwd=ROOT, env={"PATH": os.defpath, **env}, capture_output=True, check=False
-    )
-    assert ended.returncode in {0, -9}, ended.stderr
-    return ended.returncode != 0
+def killed(words: list[str], inject: str, env: Mapping[str, str]) -> bool:
+    """Runs a command that strace kills at a system call; False if it came to its end before."""
+    under = ["strace", "-f", "-o", "/dev/null", "-e", f"trace={inject.partition(':')[0]}", "-e"]
+    with ExitStack() as stack:
+
+        def trace(pid: int) -> None:
+            tracer = subprocess.Popen(
+                [*under, f"inject={inject}", "-p", str(pid)], stderr=subprocess.PIPE
+            )
+            stack.enter_context(tracer)
+            assert tracer.stderr is not None
+            assert b"attached" in tracer.stderr.readline()
+
+        ended = commands().run(words, env={"PATH": os.defpath, **env}, first=trace)
+    assert ended.code in {0, -9}, ended.err
+    return ended.code != 0
+
+
+def killed_at(when: int, words: list[str], home: Path) -> bool:
+    """At that one of the system calls which change something."""
+    return killed(words, f"{CALLS}:signal=KILL:when={when}", {"HOME": str(home)})
 
 
 @strace
@@ -289,7 +298,7 @@ def test_a_restore_killed_at_any_step_leaves_nothing_that_starts_in_part(
         if force:
             shutil.copytree(tmp_path / "data", folder)
         words = ["--data-dir", str(folder), "backup", "restore", file, *["--force"] * force]
-        if not killed(words, when, {"HOME": str(tmp_path)}):
+        if not killed_at(when, words, tmp_path):
             break
         kills += 1
         is_begun = Path(f"{folder}{RESTORING}").exists()
@@ -345,7 +354,7 @@ def test_a_backup_killed_at_any_step_leaves_no_archive_or_a_whole_one(tmp_path: 
     words = ["--config", str(shell.config), "backup", "create"]
     kills = 0
     for when in range(1, 99, STRIDE):
-        if not killed(words, when, {"HOME": str(tmp_path)}):
+        if not killed_at(when, words, tmp_path):
             break
         kills += 1
         for file in folder.glob("*.zip"):

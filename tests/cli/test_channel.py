@@ -2,8 +2,6 @@
 
 import os
 import pty
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ from click.testing import Result
 
 from tests.cli.conftest import Shell
 from tests.cli.plugin_bench import Bench, unchanged
-from tests.cli.test_chat import ROOT
+from tests.fakes.commands import commands
+from tests.fakes.compiled import compiled
 
 TOKEN = "SLACK_TOKEN"
 ENV = {TOKEN: "xoxb-1", "FIRST": "another"}  # channels that are called have each its own
@@ -23,13 +22,22 @@ SIGNED = ("--secret", "secret=${env:SLACK_TOKEN}", "--set", "scheme=hmac")
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is compiled once is not compiled again."""
-    return tmp_path_factory.mktemp("data")
+    adapters = ("discord", "matrix", "slack", "telegram", "webhook", "whatsapp")
+    return compiled(tmp_path_factory.mktemp("data"), "echo", *adapters)
 
 
 @pytest.fixture
 def bench(tmp_path: Path, kept: Path) -> Bench:
     return Bench(tmp_path, kept)
+
+
+@pytest.fixture(scope="module")
+def with_ci(tmp_path_factory: pytest.TempPathFactory, kept: Path) -> str:
+    """A configuration to which a channel was added."""
+    bench = Bench(tmp_path_factory.mktemp("home"), kept)
+    bench.written("")
+    assert add(bench, "webhook", "--name", "ci", *FIRST).exit_code == 0
+    return bench.config.read_text(encoding="utf-8")
 
 
 def add(bench: Bench, *words: str) -> Result:
@@ -110,10 +118,9 @@ def test_a_second_channel_speaks_through_the_same_adapter(bench: Bench) -> None:
     ],
 )
 def test_what_cannot_be_a_channel_changes_nothing(
-    bench: Bench, words: tuple[str, ...], why: str
+    bench: Bench, with_ci: str, words: tuple[str, ...], why: str
 ) -> None:
-    bench.written("")
-    add(bench, "webhook", "--name", "ci", *FIRST)
+    bench.written(with_ci)
 
     with unchanged(bench.config):
         done = add(bench, *words)
@@ -236,16 +243,10 @@ def test_a_channel_is_removed_with_its_bindings_and_nothing_else(bench: Bench) -
 
 def test_what_a_channel_needs_is_asked_for_on_a_terminal(alone: Shell) -> None:
     words = ["--config", str(alone.config), "channel", "add", "webhook", "--name", "ci"]
-    code = "from gateway.launcher import main; main()"
+    compiled(alone.config.parent / "data", "webhook")
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *words],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=ROOT,
-        env={"HOME": str(alone.config.parent), "PATH": os.defpath, TOKEN: "xoxb-1"},
-    )
+    env = {"HOME": str(alone.config.parent), "PATH": os.defpath, TOKEN: "xoxb-1"}
+    process = commands().begin(words, env, [theirs] * 3)
     os.close(theirs)
     talk = (
         ("config.scheme (github, hmac, standard)", "hmac"),

@@ -3,14 +3,13 @@
 import os
 import pty
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import anyio
 from anyio import to_thread
 
 from tests.cli.conftest import Shell
+from tests.fakes.commands import commands
 from tests.fakes.gateway import command
 from tests.fakes.model_server import Reply, scripted_server
 
@@ -134,9 +133,8 @@ model = "m"
 
 def _stop_while_it_streams(config: Path) -> str:
     ours, theirs = pty.openpty()
-    code = "from gateway.launcher import main; main()"
-    words = [sys.executable, "-c", code, "--config", str(config), "chat"]
-    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT)
+    words, env = ["--config", str(config), "chat"], {"HOME": str(config.parent)}
+    process = commands().begin(words, env, [theirs] * 3)
     os.close(theirs)
     said = ""
     for until, then in (("you> ", "hi\n"), ("half", "/stop\n"), ("you> ", "/quit\n")):

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from gateway.cli.command import CliContext, report_errors
 from gateway.cli.config import config
+from tests.fakes.compiled import USUAL, compiled
 
 UNSET = [
     "EXOGATE_CONFIG",
@@ -55,6 +56,7 @@ def shell(tmp_path: Path) -> Shell:
 
 
 def test_a_valid_file_and_no_file_are_valid(shell: Shell) -> None:
+    compiled(shell.home / ".local/share/exogate", *USUAL)
     missing = shell.run("validate")
     shell.file.write_text("[gateway]\nport = 7300")
     done = shell.run("validate")
@@ -97,6 +99,7 @@ def test_validate_as_json(shell: Shell) -> None:
 
 
 def test_validate_tells_notices_on_stderr(shell: Shell) -> None:
+    compiled(shell.home / ".local/share/exogate", *USUAL)
     shell.file.write_text("[gateway]\ntoken = 'hunter2-hunter2'")
 
     done = shell.run("validate")

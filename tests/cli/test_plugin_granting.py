@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import pty
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.cli.plugin_bench import CLOCK, HTTP, Bench, folder_of, guest, unchanged
+from tests.fakes.commands import commands
+from tests.fakes.compiled import compiled
 
 ROOT = Path(__file__).parents[2]
 FIRST = guest('{"name": "spy", "version": "1", "tools": [{"name": "spy"}]}', CLOCK)
@@ -30,9 +30,19 @@ provider = "demo"
 """
 
 
+@pytest.fixture(scope="module")
+def guests(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("guests")
+    files = [folder / "first.wasm", folder / "second.wasm"]
+    for file, wasm in zip(files, (FIRST, SECOND), strict=True):
+        file.write_bytes(wasm)
+    return files
+
+
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path, tmp_path / "data")
+def bench(tmp_path: Path, guests: list[Path]) -> Bench:
+    data = compiled(tmp_path / "data", *guests, "echo", "notes", "time", "fetch", "telegram")
+    return Bench(tmp_path, data)
 
 
 def spy(folder: Path, version: int = 1, *capabilities: str) -> str:
@@ -199,20 +209,12 @@ def test_a_terminal_is_asked(bench: Bench, typed: str, code: int, granted: list[
     terminal, far_end = pty.openpty()
     words = ["plugin", "grant", "t", "store:a", "--data-dir", str(bench.data)]
     os.write(terminal, typed.encode())
-    done = subprocess.run(
-        [sys.executable, "-c", "from gateway.launcher import main; main()", *words],
-        stdin=far_end,
-        capture_output=True,
-        timeout=30,
-        check=False,
-        cwd=ROOT,
-        env={"HOME": str(bench.home)},
-    )
+    done = commands().run(words, env={"HOME": str(bench.home)}, typed=far_end)
     os.close(terminal)
     os.close(far_end)
 
-    assert b"Grant it? [y/N]" in done.stderr
-    assert done.returncode == code
+    assert "Grant it? [y/N]" in done.err
+    assert done.code == code
     assert plugins(bench)[0]["capabilities"] == granted
 
 

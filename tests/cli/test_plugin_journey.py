@@ -18,6 +18,7 @@ from gateway.cli.plugin_files import AboutPlugin, Cases
 from gateway.sandbox.plugins import HOST_FUNCTIONS, PluginDescription
 from tests.cli.conftest import end
 from tests.fakes.commands import commands as forked
+from tests.fakes.compiled import USUAL, compiled
 from tests.fakes.gateway import Command
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +104,8 @@ def test_five_commands_lead_to_a_tool_that_the_agent_calls(
     new, build, install, run, chat = commands(section)
     path = f"{toolchain}:/usr/bin:/bin"
     environment = {"HOME": str(tmp_path), "PATH": path, "PYTHONPATH": str(ROOT)}
+    tool = ROOT / "wasm-examples" / {"JavaScript": "js", "Zig": "zig"}[language] / "tool.wasm"
+    compiled(tmp_path / ".local/share/exogate", tool, *USUAL)
 
     def typed(words: list[str]) -> str:
         ended = forked().run(words, env=environment, cwd=tmp_path)

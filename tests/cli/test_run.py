@@ -5,6 +5,7 @@ from pathlib import Path
 import anyio
 
 from tests.cli.conftest import Shell, end
+from tests.fakes.compiled import USUAL, compiled
 from tests.fakes.gateway import spawn
 
 
@@ -54,6 +55,7 @@ def test_the_banner_has_at_most_14_lines_and_says_where_it_listens(alone: Shell)
 
 def test_the_banner_of_a_start_without_agents_tells_the_daily_budget(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
+    compiled(tmp_path / "data", *USUAL)
     config.write_text(f"[gateway]\ndata_dir = '{tmp_path}/data'\n", encoding="utf-8")
 
     gateway = spawn(config)
@@ -67,6 +69,7 @@ def test_the_banner_of_a_start_without_agents_tells_the_daily_budget(tmp_path: P
 
 def test_the_banner_tells_channels_apart_from_tools_and_why_one_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
+    compiled(tmp_path / "data", "webhook", *USUAL)
     config.write_text(
         f"""
         gateway.data_dir = '{tmp_path}/data'

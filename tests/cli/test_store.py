@@ -1,17 +1,13 @@
 """`exogate store copy`: what it says, and that a kill at any of its requests leaves nothing in part."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import anyio
 
 from gateway.store.opening import open_store
 from tests.cli.conftest import Shell
-from tests.cli.test_backup import filled, strace
+from tests.cli.test_backup import filled, killed, strace
 from tests.fakes.clock import FakeClock
-from tests.fakes.commands import ROOT
 from tests.fakes.lived import told
 from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase
 
@@ -95,12 +91,7 @@ def test_a_copy_killed_at_any_request_is_begun_anew(
     shell, url = written(tmp_path, surreal_database), surreal_database.url
     words = ["--config", str(shell.config), "store", "copy", "--from", "embedded", "--to", url]
     for when in (8, 12, 16, 24, 40):
-        inject = f"inject=sendto:signal=KILL:when={when}"
-        under = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=sendto", "-e", inject]
-        command = [*under, sys.executable, "-m", "gateway.cli.main", *words]
-        env = {"PATH": os.defpath, "HOME": str(tmp_path)}
-        ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, check=False)
-        assert ended.returncode == -9, ended.stderr
+        assert killed(words, f"sendto:signal=KILL:when={when}", {"HOME": str(tmp_path)}), when
     copied = shell("store", "copy", "--from", "embedded", "--to", url)
     assert copied.code == 0, copied.err
 

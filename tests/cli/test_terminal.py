@@ -13,7 +13,7 @@ from anyio import to_thread
 from gateway.domain.text import one_line, visible
 from tests.cli.conftest import Shell
 from tests.cli.test_chat import ROOT, SLOW
-from tests.fakes.commands import Ended
+from tests.fakes.commands import Ended, commands
 from tests.fakes.gateway import command
 from tests.fakes.model_server import Reply, scripted_server
 
@@ -105,19 +105,14 @@ def test_another_encoding_has_escapes_that_json_knows(alone: Shell) -> None:
 def test_colours_are_for_a_terminal_alone(shell: Shell) -> None:
     words = ["chat", "--peer", "colours"]
     master, slave = pty.openpty()
-    typed, env = b"what time is it?\n", {"HOME": str(shell.config.parent), "PATH": os.defpath}
-    done = [
-        subprocess.run(
-            [sys.executable, "-m", "gateway.cli.main", "--config", str(shell.config), *words],
-            input=typed,
-            stdout=slave,
-            env={**env, **more},
-            cwd=ROOT,
-            timeout=30,
-            check=False,
-        ).returncode
-        for more in ({}, {"NO_COLOR": "1"})
-    ]
+    env, done = {"HOME": str(shell.config.parent), "PATH": os.defpath}, []
+    for more in ({}, {"NO_COLOR": "1"}):
+        typed, into = os.pipe()
+        os.write(into, b"what time is it?\n")
+        os.close(into)
+        files, given = [typed, slave, slave], ["--config", str(shell.config), *words]
+        done.append(commands().begin(given, {**env, **more}, files).wait(30))
+        os.close(typed)
     out = os.read(master, 65_536).decode()
     os.close(slave)
     os.close(master)

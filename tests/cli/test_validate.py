@@ -3,6 +3,7 @@
 import pytest
 
 from tests.cli.conftest import Shell
+from tests.fakes.compiled import USUAL, compiled
 
 AGENT = '[agent]\nid = "main"\nprovider = "demo"\n'
 TELEGRAM = """[[plugins]]
@@ -13,6 +14,12 @@ capabilities = ["http:api.telegram.org"]
 plugin = "telegram"
 secrets = { bot_token = "${env:BOT}" }
 """
+
+
+@pytest.fixture
+def seeded(alone: Shell) -> Shell:
+    compiled(alone.config.parent / "data", "telegram", *USUAL)
+    return alone
 
 
 def validate(alone: Shell, text: str, **env: str) -> tuple[int, dict[str, tuple[str, int, int]]]:
@@ -159,10 +166,10 @@ OPENAI = '[providers.openai]\napi_key = "${env:BOT}"\n'
     ],
 )
 def test_what_is_surely_not_meant_is_a_warning_at_its_place(
-    alone: Shell, text: str, key: str, code: str, place: tuple[int, int]
+    seeded: Shell, text: str, key: str, code: str, place: tuple[int, int]
 ) -> None:
-    ended, found = validate(alone, text)
-    told = alone("config", "validate", env={"BOT": "1:a-bot-token"})
+    ended, found = validate(seeded, text)
+    told = seeded("config", "validate", env={"BOT": "1:a-bot-token"})
 
     assert (ended, found[key]) == (0, (code, *place))
     assert f":{place[0]}:{place[1]}: warning[{code}]" in told.err
@@ -185,8 +192,8 @@ def test_what_is_surely_not_meant_is_a_warning_at_its_place(
         + "prices = { mine = { input = 1, output = 1 } }",
     ],
 )
-def test_what_may_be_meant_is_no_warning(alone: Shell, text: str) -> None:
-    assert validate(alone, text) == (0, {})
+def test_what_may_be_meant_is_no_warning(seeded: Shell, text: str) -> None:
+    assert validate(seeded, text) == (0, {})
 
 
 @pytest.mark.parametrize(
@@ -200,19 +207,19 @@ def test_what_may_be_meant_is_no_warning(alone: Shell, text: str) -> None:
     ],
 )
 def test_a_file_that_others_could_use_is_a_warning(
-    alone: Shell, mode: int, text: str, code: str | None
+    seeded: Shell, mode: int, text: str, code: str | None
 ) -> None:
-    alone.config.write_text(text, encoding="utf-8")
-    alone.config.chmod(mode)
+    seeded.config.write_text(text, encoding="utf-8")
+    seeded.config.chmod(mode)
 
-    told = alone("config", "validate", "--json")
+    told = seeded("config", "validate", "--json")
 
     codes = {one["code"] for one in told.json["notices"]} & {"writable-file", "readable-file"}
     assert (told.code, codes) == (0, {code} - {None})
 
 
-def test_warnings_are_said_beside_errors(alone: Shell) -> None:
-    code, found = validate(alone, SAME + '[[bindings]]\nagent_id = "main"\nchannel = "telegrm"')
+def test_warnings_are_said_beside_errors(seeded: Shell) -> None:
+    code, found = validate(seeded, SAME + '[[bindings]]\nagent_id = "main"\nchannel = "telegrm"')
 
     assert code == 78
     assert {"agent.fallback", "bindings.0.channel"} <= set(found)
@@ -223,3 +230,20 @@ def test_a_running_gateway_is_not_in_its_own_way(shell: Shell) -> None:
 
     assert ran.code == 0
     assert not [one for one in ran.json["notices"] if one["code"].startswith("network")]
+
+
+def test_what_the_gateway_has_compiled_or_refused_is_not_compiled_again_unless_it_changed(
+    seeded: Shell,
+) -> None:
+    plugin = '[[plugins]]\nname = "e"\npath = "bundled:echo"\n'
+    good = validate(seeded, AGENT + plugin)
+    for made in (seeded.config.parent / "data" / "plugins").glob("*.cwasm"):
+        made.write_bytes(b"changed")
+        made.with_suffix(".refused").write_text('{"why": "it is too much", "cpu_s": 60}')
+    refused = validate(seeded, AGENT + plugin)
+    for one in (seeded.config.parent / "data" / "plugins").glob("*.refused"):
+        one.unlink()
+    mended = validate(seeded, AGENT + plugin)
+
+    assert (good[0], refused[0], mended[0]) == (0, 78, 0)
+    assert "plugins.0" in refused[1]

@@ -12,28 +12,30 @@ from hypothesis import strategies as st
 from gateway.config.document import LARGEST
 from gateway.config.problems import ConfigInvalid
 from tests.config.arena import Arena
-from tests.forms import examples
+from tests.forms import examples, is_long
 
 ROOT = Path(__file__).parents[2]
 CORPUS = sorted((ROOT / "tests" / "hostile" / "toml").glob("*.toml"))
 EXAMPLE = (ROOT / "config.example.toml").read_text()
 SECRET = "hunter2"
 
+MANY = 10_000 if is_long() else 2_000
+LONG = 1_000_000 if is_long() else 100_000
 BIG: dict[str, Callable[[], bytes]] = {
-    "a line of a megabyte": lambda: b'[agent]\nsystem_prompt = "' + b"a" * 1_000_000 + b'"\nx = 1',
-    "a broken line of a megabyte": lambda: b"a = " + b"[" * 50 + b"1," * 500_000,
-    "10,000 brackets": lambda: b"a = " + b"[" * 10_000 + b"]" * 10_000,
-    "10,000 braces": lambda: b"a = " + b"{a=" * 10_000 + b"1" + b"}" * 10_000,
-    "10,000 parts": lambda: b".".join([b"a"] * 10_000) + b" = 1",
-    "10,000 tables deep": lambda: b"[agent." + b".".join([b"fallback"] * 10_000) + b"]\nmodel='m'",
+    "a long line": lambda: b'[agent]\nsystem_prompt = "' + b"a" * LONG + b'"\nx = 1',
+    "a long broken line": lambda: b"a = " + b"[" * 50 + b"1," * LONG,
+    "many brackets": lambda: b"a = " + b"[" * 10_000 + b"]" * 10_000,
+    "many braces": lambda: b"a = " + b"{a=" * 10_000 + b"1" + b"}" * 10_000,
+    "many parts": lambda: b".".join([b"a"] * MANY) + b" = 1",
+    "tables as deep": lambda: b"[agent." + b".".join([b"fallback"] * MANY) + b"]\nmodel='m'",
     "a million keys": lambda: b"".join(b"k%d=1\n" % number for number in range(1_000_000)),
-    "many keys": lambda: b"".join(b"k%d=1\n" % number for number in range(20_000)),
-    "many tables": lambda: b"".join(b"[t%d]\n" % number for number in range(20_000)),
-    "many agents": lambda: b"[[agents]]\n" * 10_000,
-    "many plugins": lambda: b"".join(b"[[plugins]]\nname='p%d'\n" % n for n in range(10_000)),
-    "many tokens": lambda: b"[[tokens]]\ntoken='abcd'\n" * 5_000,
+    "many keys": lambda: b"".join(b"k%d=1\n" % number for number in range(MANY)),
+    "many tables": lambda: b"".join(b"[t%d]\n" % number for number in range(MANY)),
+    "many agents": lambda: b"[[agents]]\n" * MANY,
+    "many plugins": lambda: b"".join(b"[[plugins]]\nname='p%d'\n" % n for n in range(MANY)),
+    "many tokens": lambda: b"[[tokens]]\ntoken='abcd'\n" * MANY,
     "too large": lambda: b"#" * (LARGEST + 1),
-    "a number of a megabyte": lambda: b"[gateway]\nport = " + b"1" * 1_000_000,
+    "a long number": lambda: b"[gateway]\nport = " + b"1" * LONG,
 }
 
 

@@ -19,7 +19,7 @@ Open = Callable[[], AbstractAsyncContextManager[Stores]]
 @pytest.fixture(params=["embedded", "shared"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     if request.param == "shared":
-        database: SurrealDatabase = request.getfixturevalue("surreal_database")
+        database: SurrealDatabase = request.getfixturevalue("emptied_database")
         return lambda: bounded(over(database))
     return lambda: bounded(open_store("embedded", tmp_path / "data", clock=FakeClock()))
 

@@ -49,15 +49,14 @@ async def over_a_server(database: SurrealDatabase) -> AsyncIterator[ToolStore]:
 @pytest.fixture(params=["embedded", "shared", "fake"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     if request.param == "shared":
-        database: SurrealDatabase = request.getfixturevalue("surreal_database")
+        database: SurrealDatabase = request.getfixturevalue("emptied_database")
         return lambda: over_a_server(database)
     return lambda: opening(request.param, tmp_path / "data")
 
 
 async def fill(store: ToolStore, space: PluginSpace, keys: int, value: str = "") -> None:
-    async with anyio.create_task_group() as group:
-        for number in range(keys):
-            group.start_soon(store.set, space, f"{number:04d}", value)
+    for number in range(keys):
+        await store.set(space, f"{number:04d}", value)
 
 
 async def denied(store: ToolStore, key: str, value: str, space: PluginSpace | None = None) -> str:

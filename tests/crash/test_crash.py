@@ -9,13 +9,15 @@ from tests.crash.harness import Plan, run
 from tests.crash.stages import STAGES
 from tests.forms import is_long, keep
 
+MODES = ("collect", "steer", "interrupt")
+
 
 @pytest.mark.requirement("S-003-Message-06", "S-003-Session-08", "S-003-Session-09")
 @pytest.mark.requirement("S-004-Flow-03")
 async def test_killed_at_every_stage_no_message_is_lost_and_none_is_answered_twice(
     tmp_path: Path,
 ) -> None:
-    plan = Plan(kills=40, messages=2_000) if is_long() else Plan(len(STAGES), messages=300)
+    plan = Plan(kills=40, messages=2_000) if is_long() else Plan(len(STAGES), messages=210)
 
     outcome = await run(plan, tmp_path)
 
@@ -29,16 +31,19 @@ async def test_killed_at_every_stage_no_message_is_lost_and_none_is_answered_twi
 
 
 @pytest.mark.requirement("S-003-Session-08", "S-004-Flow-03")
-@pytest.mark.parametrize("mode", ["collect", "steer", "interrupt"])
+@pytest.mark.parametrize("mode", MODES)
 async def test_killed_while_messages_meet_each_has_one_end(mode: str, tmp_path: Path) -> None:
-    messages = 1_000 if is_long() else 300
-    plan = Plan(len(STAGES), messages, configuration=f'[queue]\nmode = "{mode}"')
+    """In the bounded form each mode has a third of the stages."""
+    stages = tuple(STAGES) if is_long() else tuple(STAGES)[MODES.index(mode) :: len(MODES)]
+    messages = 1_000 if is_long() else 110
+    plan = Plan(len(stages), messages, configuration=f'[queue]\nmode = "{mode}"', of=stages)
 
     outcome = await run(plan, tmp_path)
 
     sys.stdout.write(outcome.report())
     keep(f"crash-{mode}", outcome.report())
     assert outcome.is_valid, outcome.report()
+    assert set(outcome.kills) == set(stages)
     assert bool(outcome.account.merged) == (mode != "interrupt")
     assert bool(outcome.account.superseded) == (mode == "interrupt")
 

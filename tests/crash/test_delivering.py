@@ -1,21 +1,24 @@
 """Killed in the window between a send and its receipt: nothing is lost, and what doubles is known."""
 
 import contextlib
+import os
 import random
 import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import anyio
 import pytest
-from anyio.abc import Process, SocketAttribute, SocketStream
+from anyio import to_thread
+from anyio.abc import SocketAttribute, SocketStream
 
 from gateway.store.opening import open_store
 from tests.crash.delivering import ANSWERS, PEERS, text_of
 from tests.fakes.clock import FakeClock
+from tests.fakes.commands import Forked, commands
 from tests.forms import is_long
 
 KILLS = 8 if is_long() else 4
@@ -30,7 +33,7 @@ class Platform:
         self.chance = random.Random(7)
         self.got: list[tuple[str, str | None]] = []  # every message that arrived, with its key
         self.kills = 0
-        self.process: Process | None = None
+        self.process: Forked | None = None
 
     async def serve(self, stream: SocketStream) -> None:
         with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError):
@@ -61,7 +64,6 @@ class Platform:
             self.kills += 1
 
     async def until_all_have_ended(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "tests.crash.delivering", *arguments]
         async with (
             await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
             anyio.create_task_group() as group,
@@ -70,12 +72,17 @@ class Platform:
             port = listener.extra(SocketAttribute.local_port)
             code: int | None = None
             while code != 0:
-                full = [*command, f"http://127.0.0.1:{port}"]
-                async with await anyio.open_process(full, stdout=None, stderr=None) as process:
-                    self.process = process
-                    code = await process.wait()
+                words = [*arguments, f"http://127.0.0.1:{port}"]
+                self.process = process = await to_thread.run_sync(begun, words)
+                code = await to_thread.run_sync(process.wait, LONG_S)
                 assert code in {0, -signal.SIGKILL}
             group.cancel_scope.cancel()
+
+
+def begun(words: Sequence[str]) -> Forked:
+    with Path(os.devnull).open("r+b") as nothing:
+        files = [nothing.fileno()] * 2 + [sys.stderr.fileno()]
+        return commands().begin(words, {}, files, module="tests.crash.delivering")
 
 
 async def played(data_dir: Path, kind: str, on_unknown: str) -> Platform:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.test_plugin_journey import core_of, running
 from tests.fakes.commands import commands
+from tests.fakes.compiled import USUAL, compiled
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -107,6 +108,8 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     }.items():
         (programs / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
         (programs / name).chmod(0o755)
+    tool = ROOT / "wasm-examples" / "zig" / "tool.wasm"
+    compiled(tmp_path / "home/.local/share/exogate", tool, *USUAL)
     somebody = Reader(tmp_path / "home", f"{programs}:/usr/bin:/bin")
     try:
         yield somebody

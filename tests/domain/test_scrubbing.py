@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gateway.domain.scrubbing import STARS, SecretScanner
+from tests.forms import examples
 
 MARK = "[MARK]"
 TEXT = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
@@ -105,7 +106,7 @@ def test_a_secret_is_found_whichever_of_its_characters_are_encoded_and_how(
     assert found(value, before + encoded + after)
 
 
-@settings(deadline=None)  # the patterns of a long secret are made once
+@settings(deadline=None, max_examples=examples(50))  # the patterns of a long secret are made once
 @given(st.text(TEXT, min_size=200, max_size=600), st.sampled_from([*WAYS, str]), AROUND)
 def test_nothing_of_a_long_secret_is_left(value: str, way: Encode, around: str) -> None:
     scrubbed = SecretScanner({value: "|"}).text(f"<{each(way)(value)}>")

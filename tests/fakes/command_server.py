@@ -4,6 +4,7 @@ import atexit
 import gc
 import json
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -37,8 +38,8 @@ LOADED = (
 )
 
 
-def serve(address: str) -> None:
-    """Returns in each child that is to be a command, and never in the parent."""
+def serve(address: str) -> str:
+    """Returns in each child that is to be a command, and never in the parent: the module to run instead."""
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who watch
     with socket.socket(socket.AF_UNIX) as listener:
@@ -56,7 +57,7 @@ def serve(address: str) -> None:
                 return _begin(caller)
 
 
-def _begin(caller: socket.socket) -> None:
+def _begin(caller: socket.socket) -> str:
     """Watches a command, whose process alone gets out of here."""
     _, files, _, _ = socket.recv_fds(caller, 1, 3)
     with caller.makefile("rb") as lines:
@@ -65,6 +66,8 @@ def _begin(caller: socket.socket) -> None:
     if pid:
         for file in files:
             os.close(file)
+        if command.get("waits"):
+            os.waitpid(pid, os.WUNTRACED)
         caller.sendall(b"%d\n" % pid)
         _, status = os.waitpid(pid, 0)
         caller.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
@@ -84,13 +87,19 @@ def _begin(caller: socket.socket) -> None:
     os.environ.clear()  # noqa: TID251  # a command is given its own
     os.environ.update(command["env"])  # noqa: TID251
     os.chdir(command["cwd"])
+    if command.get("waits"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return str(command.get("module", ""))
 
 
-def command() -> NoReturn:
+def command(module: str) -> NoReturn:
     """Ends as Python does, but for its tidying up, which takes 50 ms after so many imports."""
     code: object = 0
     try:
-        main()
+        if module:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            main()
     except SystemExit as ended:
         code = ended.code or 0
     if not isinstance(code, int):
@@ -106,5 +115,4 @@ def command() -> NoReturn:
 
 
 if __name__ == "__main__":
-    serve(sys.argv.pop())
-    command()
+    command(serve(sys.argv.pop()))

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,6 +37,10 @@ sys.exit(code if code >= 0 else 128 - code)
 """
 
 
+# Gets the process of a command, which begins afterwards.
+First = Callable[[int], object]
+
+
 @dataclass(frozen=True)
 class Ended:
     code: int
@@ -51,7 +55,7 @@ class Ended:
 class Forked:
     """A command at work: what tests need of subprocess.Popen."""
 
-    def __init__(self, server: socket.socket, stdout: BinaryIO) -> None:
+    def __init__(self, server: socket.socket, stdout: BinaryIO | None) -> None:
         self._server, self.stdout = server, stdout
         self._lines = server.makefile()
         self.pid = int(self._lines.readline())
@@ -118,18 +122,26 @@ class Commands:
         self._folder.cleanup()
 
     def run(
-        self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path = ROOT, typed: str = ""
+        self,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path = ROOT,
+        typed: str | int = "",
+        first: First | None = None,
     ) -> Ended:
-        """The command is killed if it has not ended after a minute."""
+        """The command is killed if it has not ended after a minute; a number is a terminal to read from."""
         with (
             tempfile.TemporaryFile() as given,
             tempfile.TemporaryFile() as out,
             tempfile.TemporaryFile() as err,
         ):
-            given.write(typed.encode())
-            given.seek(0)
-            files = [given.fileno(), out.fileno(), err.fileno()]
-            forked = Forked(self._asked(words, env, cwd, files), out)
+            if isinstance(typed, str):
+                given.write(typed.encode())
+                given.seek(0)
+            stdin = given.fileno() if isinstance(typed, str) else typed
+            files = [stdin, out.fileno(), err.fileno()]
+            forked = self.begin(words, env, files, cwd=cwd, first=first)
             try:
                 code = forked.wait(60)
             except subprocess.TimeoutExpired:
@@ -144,18 +156,33 @@ class Commands:
         read, write = os.pipe()
         with Path(os.devnull).open("rb") as nothing, os.fdopen(write, "wb") as out:
             files = [nothing.fileno(), out.fileno(), err.fileno()]
-            server = self._asked(words, env, cwd, files)
-        return Forked(server, os.fdopen(read, "rb"))
+            return self.begin(words, env, files, cwd=cwd, stdout=os.fdopen(read, "rb"))
 
-    def _asked(
-        self, words: Sequence[str], env: Mapping[str, str], cwd: Path, files: Sequence[int]
-    ) -> socket.socket:
+    def begin(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        files: Sequence[int],
+        *,
+        cwd: Path = ROOT,
+        stdout: BinaryIO | None = None,
+        first: First | None = None,
+        module: str = "",
+    ) -> Forked:
+        """`files` are its stdin, stdout and stderr; `module` is run instead of `exogate`, as `python -m` does."""
         server = socket.socket(socket.AF_UNIX)
         server.connect(self._address)
         socket.send_fds(server, [b"3"], files)
-        server.sendall(json.dumps({"words": [*words], "env": {**env}, "cwd": str(cwd)}).encode())
+        command = {"words": [*words], "env": {**env}, "cwd": str(cwd), "module": module}
+        server.sendall(json.dumps({**command, "waits": first is not None}).encode())
         server.shutdown(socket.SHUT_WR)
-        return server
+        forked = Forked(server, stdout)
+        if first is not None:
+            try:
+                first(forked.pid)
+            finally:
+                forked.send_signal(signal.SIGCONT)
+        return forked
 
 
 @cache

@@ -3,14 +3,11 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from zlib import crc32
 
@@ -26,9 +23,9 @@ from gateway.config.load import read as read_config
 from gateway.config.values import GatewayConfig, Inputs
 from gateway.domain.version import VERSION
 from gateway.host.files import make_key
-from gateway.sandbox.cache import CompileCache
 from gateway.web.server import ListenAddress, WebServer
 from tests.fakes.commands import Forked, commands
+from tests.fakes.compiled import compiled_before
 
 
 class Engine:
@@ -102,28 +99,6 @@ tools = {json.dumps(self.tools)}
         plugins += map(Path, re.findall(r'"(/.+/wasm-examples/.+\.wasm)"', text))
         await compiled_before(plugins, folder / "data")
         return path
-
-
-@cache
-def _shared() -> "tempfile.TemporaryDirectory[str]":
-    """What the plugins of this process's tests were compiled to."""
-    return tempfile.TemporaryDirectory()
-
-
-async def compiled_before(plugins: Sequence[Path], data: Path) -> None:
-    """A gateway on this data need not compile these plugins: no test waits for that twice."""
-    compiling = await to_thread.run_sync(lambda: CompileCache(Path(_shared().name)))
-    for path in plugins:
-        made = await compiling.compile(path)
-        await to_thread.run_sync(_take_over, made.path, data / "plugins")
-
-
-def _take_over(compiled: Path, folder: Path) -> None:
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for one in (compiled, compiled.with_suffix(".json")):
-        if not (folder / one.name).exists():
-            shutil.copyfile(one, folder / one.name)
 
 
 def _bundled(name: str, more: tuple[str, ...]) -> str:

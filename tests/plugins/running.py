@@ -1,6 +1,7 @@
 """Runs a plugin's recorded cases in a bare wasmtime, with a host made of what the case says."""
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import Any, Self
 
 from wasmtime import Engine, Store
 from wasmtime.component import Component, Linker, LinkerInstance, Variant
+
+from tests.fakes.compiled import SHELF
 
 Json = Any  # reason: cases are JSON of any shape
 Spaces = dict[str, dict[str, str]]
@@ -32,11 +35,16 @@ class Guest:
     logged: list[tuple[str, str]] = field(default_factory=list)
     case: Mapping[str, Json] = field(default_factory=dict)
     denial: str | None = None  # what the store says to a write
+    memory_bytes: int = 64 << 20
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        engine = Engine()
-        return cls(engine, Component.from_file(engine, str(path)))
+        engine, done = Engine(), SHELF.folder / f"{path.parent.name}.bare"
+        if not done.exists():
+            new = done.with_suffix(f".{os.getpid()}")
+            new.write_bytes(Component.from_file(engine, str(path)).serialize())
+            new.rename(done)
+        return cls(engine, Component.deserialize_file(engine, str(done)))
 
     @property
     def imports(self) -> set[str]:
@@ -68,7 +76,7 @@ class Guest:
 
     def call(self, export: str, *given: str) -> Json:
         store = Store(self.engine)
-        store.set_limits(memory_size=64 << 20)
+        store.set_limits(memory_size=self.memory_bytes)
         try:
             function = self._linker().instantiate(store, self.component).get_func(store, export)
             assert function is not None

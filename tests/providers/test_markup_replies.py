@@ -186,7 +186,7 @@ async def test_markup_that_others_wrote_is_not_called(wire: Wire) -> None:
 @pytest.mark.parametrize("hostile", ["<tool_call>[", "<", "weather{\n", '<tool_call>{"a":[1,'])
 def test_others_have_their_turn_while_calls_are_looked_for(hostile: str) -> None:
     """All of it in one event, so that no read from the network comes between."""
-    text = hostile * (400_000 // len(hostile))
+    text = hostile * (100_000 // len(hostile))
     reader = a_reader("openai", request=asked(), recovers=True)
     recovery = Recovery(TOOLS)
 
@@ -194,5 +194,5 @@ def test_others_have_their_turn_while_calls_are_looked_for(hostile: str) -> None
     turns = sum(1 for _ in reader.recover())
 
     recovery.feed(text)
-    assert turns >= 10
+    assert turns >= len(text) // RECOVERED_AT_ONCE >= 3
     assert recovery.steps / turns < 2 * RECOVERED_AT_ONCE / STEP_COST

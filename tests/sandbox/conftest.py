@@ -1,18 +1,12 @@
-"""What is compiled once is compiled for all tests."""
+"""Engines whose clock ticks."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from wasmtime import Engine
 
 from gateway.sandbox.calls import component_engine, core_engine
 from tests.fakes.guests import ticking
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from gateway.domain.ports import Stores
 from gateway.sessions.lanes import QueuePolicy
 from tests.fakes.model import GatedModel
 from tests.fakes.store import open_memory
-from tests.forms import examples
+from tests.forms import is_long
 from tests.sessions.stage import AGENT, Stage, staged
 
 Step = tuple[Literal["say", "let", "abort", "move", "breathe", "crash"], int]
@@ -178,7 +178,11 @@ def check_reasons(
 @pytest.mark.requirement("S-003-Session-08", "S-004-Flow-03")
 @pytest.mark.parametrize("debounce_s", [0.0, 0.3])
 @pytest.mark.parametrize("mode", ["followup", "collect", "steer", "interrupt"])
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=100 if is_long() else 10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(todo=steps)
 def test_every_message_has_one_end_whatever_happens(
     mode: QueueMode, debounce_s: float, todo: list[Step]

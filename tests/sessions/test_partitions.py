@@ -122,7 +122,7 @@ async def test_all_partitions_are_looked_at_in_time_however_often_one_has_news()
         return NOTHING
 
     runs, started = Runs(found), list[PartitionedWork]()
-    async with at_work(runs, NoHints(), Neighbours(), poll_s=0.5) as work:
+    async with at_work(runs, NoHints(), Neighbours(), poll_s=0.1) as work:
         started.append(work)
         work.read_soon(OURS)
         with anyio.fail_after(WAIT_S):

@@ -141,7 +141,7 @@ def call(name: str, peer: str = "main") -> Reservation:
 
 
 async def test_nodes_together_grant_no_more_than_a_limit_and_count_every_token(
-    surreal_database: SurrealDatabase,
+    emptied_database: SurrealDatabase,
 ) -> None:
     granted, refused = list[str](), list[str]()
 
@@ -158,8 +158,8 @@ async def test_nodes_together_grant_no_more_than_a_limit_and_count_every_token(
 
     alive = {"a", "b"}
     async with (
-        node(surreal_database, "a", alive) as first,
-        node(surreal_database, "b", alive) as second,
+        node(emptied_database, "a", alive) as first,
+        node(emptied_database, "b", alive) as second,
     ):
         async with anyio.create_task_group() as group:
             for number in range(16):
@@ -178,12 +178,12 @@ async def test_nodes_together_grant_no_more_than_a_limit_and_count_every_token(
 
 
 async def test_calls_that_end_at_the_same_time_are_held_no_more(
-    surreal_database: SurrealDatabase,
+    emptied_database: SurrealDatabase,
 ) -> None:
     names, failed = ("one", "two", "three"), list[Exception]()
     async with (
-        node(surreal_database, "a", {"a"}) as ledger,
-        node(surreal_database, "b", set()) as other,
+        node(emptied_database, "a", {"a"}) as ledger,
+        node(emptied_database, "b", set()) as other,
     ):
         for name in names:
             await ledger.reserve(call(name), partial(within, tokens=100), kinds=OF_DAY)
@@ -195,12 +195,12 @@ async def test_calls_that_end_at_the_same_time_are_held_no_more(
         assert await other.unsettled() == []
 
 
-async def test_what_a_dead_node_held_is_settled_once(surreal_database: SurrealDatabase) -> None:
+async def test_what_a_dead_node_held_is_settled_once(emptied_database: SurrealDatabase) -> None:
     alive = {"a", "b", "c"}
     async with (
-        node(surreal_database, "a", alive) as first,
-        node(surreal_database, "b", alive) as second,
-        node(surreal_database, "c", alive) as third,
+        node(emptied_database, "a", alive) as first,
+        node(emptied_database, "b", alive) as second,
+        node(emptied_database, "c", alive) as third,
     ):
         await first.reserve(call("one"), partial(within, tokens=100), kinds=OF_DAY)
         assert await second.unsettled() == []
@@ -219,9 +219,9 @@ async def test_what_a_dead_node_held_is_settled_once(surreal_database: SurrealDa
 
 
 async def test_a_short_call_without_a_limit_costs_one_commit(
-    surreal_database: SurrealDatabase,
+    emptied_database: SurrealDatabase,
 ) -> None:
-    async with node(surreal_database, "a", {"a"}) as ledger:
+    async with node(emptied_database, "a", {"a"}) as ledger:
         ledger.begin(call("one"))
         await ledger.settle(a_record(call("one"), 30, 10))
 
@@ -230,15 +230,15 @@ async def test_a_short_call_without_a_limit_costs_one_commit(
 
 
 async def test_what_nodes_held_is_spent_once_by_one_that_is_alone_and_not_held_for_ever(
-    surreal_database: SurrealDatabase,
+    emptied_database: SurrealDatabase,
 ) -> None:
-    async with node(surreal_database, "a", {"a"}) as first:
+    async with node(emptied_database, "a", {"a"}) as first:
         await first.reserve(call("one"), partial(within, tokens=100), kinds=OF_DAY)
-    async with alone(surreal_database) as ledger:
+    async with alone(emptied_database) as ledger:
         assert await settle_lost(ledger) == 1
         [tally] = await ledger.tallies([DAILY])
         assert (tally.used.tokens, tally.held) == (100, Amount())
-    async with node(surreal_database, "b", {"b"}) as second:
+    async with node(emptied_database, "b", {"b"}) as second:
         assert await settle_lost(second) == 0
         scopes = scopes_of(session_key(), TODAY)
         for tally in await second.tallies([one for one in scopes if one.kind != "token_session"]):
@@ -246,13 +246,13 @@ async def test_what_nodes_held_is_spent_once_by_one_that_is_alone_and_not_held_f
 
 
 async def test_what_one_that_was_alone_set_aside_is_spent_once_by_nodes(
-    surreal_database: SurrealDatabase,
+    emptied_database: SurrealDatabase,
 ) -> None:
-    async with alone(surreal_database) as ledger:
+    async with alone(emptied_database) as ledger:
         await ledger.reserve(call("one"), partial(within, tokens=100), kinds=OF_DAY)
     async with (
-        node(surreal_database, "a", {"a", "b"}) as first,
-        node(surreal_database, "b", {"a", "b"}) as second,
+        node(emptied_database, "a", {"a", "b"}) as first,
+        node(emptied_database, "b", {"a", "b"}) as second,
     ):
         await first.reserve(call("two", "other"), partial(within, tokens=100), kinds=OF_DAY)
         lost = await first.unsettled()
@@ -267,9 +267,9 @@ async def test_what_one_that_was_alone_set_aside_is_spent_once_by_nodes(
 
 
 async def test_what_is_held_when_the_day_is_set_back_is_held_on_that_day_and_given_back_there(
-    surreal_database: SurrealDatabase,
+    emptied_database: SurrealDatabase,
 ) -> None:
-    async with node(surreal_database, "a", {"a"}) as ledger:
+    async with node(emptied_database, "a", {"a"}) as ledger:
         ahead = NOON + timedelta(days=40)
         late = replace(call("one"), at=ahead, day=day_of(ahead))
         await ledger.reserve(late, partial(within, tokens=100), kinds=OF_DAY)
@@ -283,9 +283,9 @@ async def test_what_is_held_when_the_day_is_set_back_is_held_on_that_day_and_giv
 
 
 async def test_what_is_held_for_a_turn_that_was_cut_off_meanwhile_is_given_back(
-    surreal_database: SurrealDatabase,
+    emptied_database: SurrealDatabase,
 ) -> None:
-    async with node(surreal_database, "a", {"a"}) as ledger:
+    async with node(emptied_database, "a", {"a"}) as ledger:
         for turns in range(4):
             await cut_off(ledger, turns)
         [tally] = await ledger.tallies([DAILY])
@@ -305,9 +305,9 @@ async def cut_off(ledger: SharedLedger, turns: int) -> None:
 
 @pytest.mark.parametrize("is_carried_out", [True, False], ids=["carried_out", "lost"])
 async def test_a_call_whose_commit_was_not_answered_is_held_once_and_harms_no_other(
-    surreal_database: SurrealDatabase, is_carried_out: bool
+    emptied_database: SurrealDatabase, is_carried_out: bool
 ) -> None:
-    async with in_doubt(surreal_database, is_carried_out) as (ledger, _):
+    async with in_doubt(emptied_database, is_carried_out) as (ledger, _):
         first = await ledger.reserve(call("one"), partial(within, tokens=100), kinds=OF_DAY)
         grants = [first[1]]
 
@@ -328,9 +328,9 @@ async def test_a_call_whose_commit_was_not_answered_is_held_once_and_harms_no_ot
 
 
 async def test_a_call_that_breaks_a_rule_of_the_store_harms_no_other_of_its_commit(
-    surreal_database: SurrealDatabase,
+    emptied_database: SurrealDatabase,
 ) -> None:
-    async with in_doubt(surreal_database) as (ledger, _):
+    async with in_doubt(emptied_database) as (ledger, _):
         await ledger.reserve(call("one"), partial(within, tokens=100), kinds=OF_DAY)
         failures: list[Exception] = []
         ledger.settle_soon(a_record(call("one"), 30, 10), failures.append)
@@ -344,16 +344,16 @@ async def test_a_call_that_breaks_a_rule_of_the_store_harms_no_other_of_its_comm
 
 
 async def test_a_call_is_refused_in_time_while_the_store_carries_nothing_out(
-    surreal_database: SurrealDatabase,
+    emptied_database: SurrealDatabase,
 ) -> None:
-    async with in_doubt(surreal_database, *[False] * 1_000, within_s=0.05) as (ledger, _):
+    async with in_doubt(emptied_database, *[False] * 1_000, within_s=0.05) as (ledger, _):
         with anyio.fail_after(10), pytest.raises(StoreUnavailable):
             await ledger.reserve(call("one"), partial(within, tokens=100), kinds=OF_DAY)
 
 
 @pytest.mark.parametrize("is_carried_out", [True, False], ids=["carried_out", "lost"])
 async def test_a_call_that_ends_while_it_is_written_down_is_counted_once(
-    surreal_database: SurrealDatabase, is_carried_out: bool
+    emptied_database: SurrealDatabase, is_carried_out: bool
 ) -> None:
     failed, ended = list[Exception](), anyio.Event()
 
@@ -361,7 +361,7 @@ async def test_a_call_that_ends_while_it_is_written_down_is_counted_once(
         ledger.settle_soon(a_record(call("one"), 30, 10), failed.append)
         ended.set()
 
-    async with in_doubt(surreal_database, is_carried_out) as (ledger, writer):
+    async with in_doubt(emptied_database, is_carried_out) as (ledger, writer):
         writer.meanwhile = end
         ledger.begin(call("one"))
         with anyio.fail_after(30):
@@ -373,10 +373,10 @@ async def test_a_call_that_ends_while_it_is_written_down_is_counted_once(
 
 @pytest.mark.parametrize("is_carried_out", [True, False], ids=["carried_out", "lost"])
 async def test_a_short_call_whose_commit_was_not_answered_is_counted_once(
-    surreal_database: SurrealDatabase, is_carried_out: bool
+    emptied_database: SurrealDatabase, is_carried_out: bool
 ) -> None:
     record = a_record(call("one"), 30, 10)
-    async with in_doubt(surreal_database, is_carried_out) as (ledger, _):
+    async with in_doubt(emptied_database, is_carried_out) as (ledger, _):
         ledger.begin(call("one"))
         with pytest.raises(StoreUnavailable):
             await ledger.settle(record)

@@ -78,7 +78,7 @@ async def opened(guest: bytes, cache: Path, folder: Path) -> AsyncIterator[Site]
     clock, taken = FakeClock(), Taken()
     async with open_memory() as stores, a_stage(cache, folder) as stage:
         events = KeptEvents(inner=stores.channels)
-        loaded = await stage.load(guest, limits=PluginLimits(timeout_s=0.5))
+        loaded = await stage.load(guest, limits=PluginLimits(timeout_s=0.5, fuel=10**8))
         evil = stage.sandbox.adapter(loaded)
         assert evil is not None
         ways = (FakeDoor(), FakeCommands().run)
