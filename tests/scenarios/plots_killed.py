@@ -76,7 +76,7 @@ async def killed_at(
 
 async def undisturbed(script: Callable[[Asked], Reply], stage: Stage, **setup: Any) -> Scene:
     """The same, and nobody is killed."""
-    async with stage.open(script, **setup) as scene:
+    async with stage.open(script, is_plugin=True, **setup) as scene:
         await scene.ask("Go on for ever.")
         await scene.read()
     return scene

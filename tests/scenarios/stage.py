@@ -9,10 +9,12 @@ from typing import Any
 
 import anyio
 
+from gateway.config.values import GatewayConfig
 from tests.fakes.boundaries import inside
 from tests.fakes.client import TERMINAL, Client, Event, connected, seqs_of
 from tests.fakes.gateway import ENGINE, Change, Setup, running, unchanged
 from tests.fakes.model_server import Asked, ModelServer, Reply, Script, Wire, scripted_server
+from tests.fakes.tools import FakeTool
 from tests.forms import is_long
 
 WIRES: tuple[Wire, ...] = ("openai", "anthropic")
@@ -111,6 +113,13 @@ class Pace:
         return True
 
 
+ECHOED = '{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}'
+
+
+async def echoed(arguments: Mapping[str, object]) -> str:
+    return str(arguments["text"])
+
+
 @dataclass(frozen=True)
 class Stage:
     wire: Wire
@@ -124,14 +133,29 @@ class Stage:
 
     @asynccontextmanager
     async def open(
-        self, script: Script, *, change: Change = unchanged, **more: Any
+        self,
+        script: Script,
+        *,
+        tools: tuple[str, ...] = (),
+        change: Change = unchanged,
+        is_plugin: bool = False,
+        **more: Any,
     ) -> AsyncIterator[Scene]:
+        """The tool `echo` works in this process, unless it `is_plugin`: no worker is started for it alone."""
         pace = Pace(script)
+        plugins = tools if is_plugin else tuple(one for one in tools if one != "echo")
+
+        def offered(config: GatewayConfig) -> GatewayConfig:
+            first, *others = change(config).agents
+            return replace(change(config), agents=(replace(first, tools=tools), *others))
+
         async with (
             scripted_server(pace.reply) as model,
-            running(self.setup(model.url, **more), self.folder, change) as site,
+            running(self.setup(model.url, tools=plugins, **more), self.folder, offered) as site,
             connected(site.url) as client,
         ):
+            if plugins != tools:
+                site.rooms.current.gate.register(FakeTool("echo", echoed, parameters=ECHOED))
             client.hear = pace.hear
             await client.call("events.subscribe")
             yield Scene(model, client, site.url)
