@@ -4,7 +4,9 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http import HTTPStatus
+from socket import create_server, socket
 
 import anyio
 from websockets.asyncio.server import ServerConnection, serve
@@ -17,11 +19,17 @@ Talk = Callable[[ServerConnection], Awaitable[None]]
 Answers = Callable[[ServerConnection, Request], Response | None]
 
 
+@cache
+def _port() -> socket:
+    return create_server(("127.0.0.1", 0))
+
+
 @asynccontextmanager
 async def listening(talk: Talk, answers: Answers = lambda line, asked: None) -> AsyncIterator[str]:
-    """Its address, as ws://. What `answers` gives None for becomes a WebSocket."""
-    async with serve(talk, "127.0.0.1", 0, process_request=answers) as server:
-        yield f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    """Its address, as ws://, the same for all of a process: an adapter that has it is compiled once. What
+    `answers` gives None for becomes a WebSocket."""
+    async with serve(talk, sock=_port().dup(), process_request=answers):
+        yield f"ws://127.0.0.1:{_port().getsockname()[1]}"
 
 
 @dataclass

@@ -613,7 +613,11 @@ async def test_a_reply_longer_than_what_was_reserved_is_cut_off(
     asked_for = 300
     async with scripted_server(partial(overrunning, kind)) as model:
         setup = limited(
-            model.url, "daily = 3000", wire=wire, tools=("echo",), agent=f"max_tokens = {asked_for}"
+            model.url,
+            "daily = 3000",
+            wire=wire,
+            tools=("echo",) if kind == "call" else (),
+            agent=f"max_tokens = {asked_for}",
         )
         async with running(setup, tmp_path) as site, connected(site.url) as client:
             sent = await client.send("hi")

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gateway.host.clock import SystemClock
 from tests.fakes.api import ApiCall, Told
 from tests.fakes.client import connected
+from tests.fakes.compiled import compiled_before
 from tests.fakes.gateway import ROOT
 from tests.fakes.model_server import scripted_server
 from tests.fakes.platform_socket import FakeDiscord
@@ -97,6 +98,7 @@ bot_token = {{ value = "{BOT}", hosts = ["{self.api}", "{self.line}"] }}
         async with self.socket.running() as url, super().open():
             address = f"{url}/?v=10&encoding=json".encode()
             await to_thread.run_sync(self._write_adapter, address)
+            await compiled_before([self.folder / "tool.wasm"], self.folder.parent / "data")
             yield
 
     def _write_adapter(self, url: bytes) -> None:
