@@ -3,9 +3,13 @@
 The bounded form plays the same cases in every run; the long one looks for new ones.
 """
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from hypothesis import settings
+
+Case = TypeVar("Case")
 
 FEWEST = 5
 
@@ -19,6 +23,13 @@ def register() -> None:
 def examples(count: int) -> int:
     """`count` in the long form, a fifth of it in the bounded one."""
     return max(min(count, FEWEST), count * settings().max_examples // 100)
+
+
+def each(cases: Iterable[Case]) -> Iterator[Case]:
+    """The cases that one gateway is tried with, one after the other; `case` in a failure says at which."""
+    for case in cases:
+        print(f"case: {case!r}"[:500])  # noqa: T201  # pytest shows it with a failure
+        yield case
 
 
 def is_long() -> bool:

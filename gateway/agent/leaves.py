@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from operator import attrgetter
 from pathlib import Path, PurePath
@@ -232,6 +232,12 @@ log = logging.getLogger(__name__)
 SHIPPED = Path(__file__).parent / "trees"
 
 
+@lru_cache(64)
+def _plan_of(text: str, name: str) -> TreePlan:
+    """A reload reads all trees again, and most are as they were. A plan never changes."""
+    return load(text, name, REGISTRY)
+
+
 class Plans:
     """The trees of the agents of one configuration. `paths` holds the file of each agent's tree."""
 
@@ -265,7 +271,7 @@ class Plans:
     async def read(self, path: str) -> None:
         """Reads one tree. Raises TreeInvalid and SoulUnreadable."""
         text, names = await self._texts.read(path), self._decisions
-        plan = load(text, PurePath(path).name, REGISTRY)
+        plan = _plan_of(text, PurePath(path).name)
         if plan.decision is not None and plan.decision not in names:
             source = TreeSource(plan.file, text)
             message = f'no decision tree is called "{plan.decision}"; there are {", ".join(names)}'

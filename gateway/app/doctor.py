@@ -308,7 +308,7 @@ def _is_local(base_url: str) -> bool:
 
 def claims(_config: GatewayConfig) -> Iterator[Finding]:
     """Finds other distributions whose package `gateway` silently overwrites our files."""
-    owners = sorted(set(metadata.packages_distributions().get("gateway", ())))
+    owners = sorted({one.name for one in metadata.distributions() if _has_package_gateway(one)})
     for other in (owner for owner in owners if owner != "exogate"):
         pip = f"{shlex.quote(sys.executable)} -m pip"
         yield Finding(
@@ -318,6 +318,12 @@ def claims(_config: GatewayConfig) -> Iterator[Finding]:
             f"the distribution {other!r} installs a package `gateway` too; files may be overwritten",
             f"{pip} uninstall --yes {other} && {pip} install --force-reinstall --no-deps exogate",
         )
+
+
+def _has_package_gateway(distribution: metadata.Distribution) -> bool:
+    # importlib's packages_distributions parses all metadata of all distributions.
+    listed = distribution.read_text("top_level.txt") or distribution.read_text("RECORD") or ""
+    return re.search(r"^gateway(/|$)", listed, re.M) is not None
 
 
 def data_dir(config: GatewayConfig) -> Iterator[Finding]:

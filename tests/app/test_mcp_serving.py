@@ -1,7 +1,6 @@
 """A whole gateway serves its tools and agents to clients of MCP."""
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,9 +173,8 @@ async def test_an_agent_of_ours_asks_no_agent_through_mcp(tmp_path: Path) -> Non
     assert not used.is_error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
+async def test_a_question_that_is_none_is_told_what_is_wrong(tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, object], str]] = [
         ({}, "message"),
         ({"message": "  "}, "message"),
         ({"message": "\x85"}, "message"),
@@ -184,20 +182,18 @@ async def test_an_agent_of_ours_asks_no_agent_through_mcp(tmp_path: Path) -> Non
         ({"message": "hi", "stream": True}, "stream"),
         ({"message": "hi", "conversation_id": ""}, "conversation_id"),
         ({"message": "hi", "agent": 7}, "agent"),
-    ],
-)
-async def test_a_question_that_is_none_is_told_what_is_wrong(
-    tmp_path: Path, arguments: Mapping[str, object], told: str
-) -> None:
+    ]
     async with (
         scripted_server(echo) as model,
         running(setup(model.url), tmp_path) as site,
         mcp_client(site.url, ALICE) as client,
     ):
-        result = await client.call_tool("ask_agent", dict(arguments))
+        for arguments, told in wrong:
+            result = await client.call_tool("ask_agent", arguments)
 
-    assert (result.is_error, model.requests) == (True, [])
-    assert told in text_of(result)
+            assert result.is_error, told
+            assert told in text_of(result), arguments
+    assert model.requests == []
 
 
 async def test_a_question_may_be_as_long_as_its_schema_says(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Desk:
                 told: Mapping[str, Any] = await self.client.call("status")
                 if so(told):
                     return told
-                await anyio.sleep(0.02)
+                await anyio.sleep(0.1)
 
 
 @asynccontextmanager

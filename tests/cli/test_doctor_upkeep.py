@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -129,17 +129,16 @@ async def test_a_token_that_is_created_anew_ends_when_it_would_have(
     assert at == (ends and ends.replace(microsecond=0))
 
 
-USD = {
-    "daily": "[budgets]\ndaily = { usd = 0.0006 }",
-    "monthly": "[budgets]\nmonthly = { usd = 0.0006 }",
-    "every agent": "[budgets]\nper_agent = { usd = 0.0006 }",
-    "one agent": "[budgets.agent]\nmain = { usd = 0.0006 }",
-}
+USD = (
+    "[budgets]\ndaily = { usd = 0.0006 }",
+    "[budgets]\nmonthly = { usd = 0.0006 }",
+    "[budgets]\nper_agent = { usd = 0.0006 }",
+    "[budgets.agent]\nmain = { usd = 0.0006 }",
+)
 
 
-@pytest.mark.parametrize("limit", USD)
 async def test_a_limit_in_usd_that_is_nearly_used_is_found_and_raised_by_its_command(
-    tmp_path: Path, limit: str
+    tmp_path: Path,
 ) -> None:
     prices = "prices = { m = { input = 1, output = 2 } }"
     async with scripted_server([Reply("hi", usage=(50, 250))]) as model:
@@ -147,30 +146,31 @@ async def test_a_limit_in_usd_that_is_nearly_used_is_found_and_raised_by_its_com
         shell = Shell(await setup.written(tmp_path))
         async with command(shell.config):
             await to_thread.run_sync(spent, shell)
-            await to_thread.run_sync(more(f"\n{USD[limit]}\n"), shell)
-            await to_thread.run_sync(shell, "reload")
-            before = await to_thread.run_sync(found, shell)
-            await to_thread.run_sync(run, shell, before["budget.near"]["fix"])
-            after = await to_thread.run_sync(found, shell)
-
-    assert "0.00055 of 0.0006 USD are used" in before["budget.near"]["message"]
-    assert "budget.near" not in after
+            for before in await to_thread.run_sync(mended, shell, USD):
+                assert "0.00055 of 0.0006 USD are used" in before["budget.near"]["message"]
 
 
-@pytest.mark.parametrize("key", ["daily", "monthly", "per_agent"])
 async def test_a_limit_that_is_nearly_used_is_found_and_raised_by_its_command(
-    tmp_path: Path, key: str
+    tmp_path: Path,
 ) -> None:
     shell = await to_thread.run_sync(shell_in, tmp_path)
     async with command(shell.config):
         (used,) = {row["used"] for row in await to_thread.run_sync(spent, shell) if row["used"]}
-        await to_thread.run_sync(more(f"\n[budgets]\n{key} = {used + 1:.0f}\n"), shell)
-        await to_thread.run_sync(shell, "reload")
-        before = await to_thread.run_sync(found, shell)
-        await to_thread.run_sync(run, shell, before["budget.near"]["fix"])
-        after = await to_thread.run_sync(found, shell)
+        limits = [f"[budgets]\n{key} = {used + 1:.0f}" for key in ("daily", "monthly", "per_agent")]
+        await to_thread.run_sync(mended, shell, limits)
 
-    assert "budget.near" not in after
+
+def mended(shell: Shell, limits: Iterable[str]) -> list[dict[str, dict[str, str]]]:
+    """What is found with each limit in turn, before its command is run."""
+    text, findings = shell.config.read_text(encoding="utf-8"), []
+    for limit in limits:
+        shell.config.write_text(f"{text}\n{limit}\n", encoding="utf-8")
+        shell("reload")
+        findings.append(found(shell))
+        assert "budget.near" in findings[-1], limit
+        run(shell, findings[-1]["budget.near"]["fix"])
+        assert "budget.near" not in found(shell), limit
+    return findings
 
 
 async def test_what_waits_for_a_restart_is_found_and_started_anew_by_its_command(

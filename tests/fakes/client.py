@@ -37,6 +37,13 @@ class Disconnected(Exception):
     """The socket ended before what was waited for."""
 
 
+async def until(is_so: Callable[[], object]) -> None:
+    """Looks again after a moment, which it leaves to what is waited for."""
+    with anyio.fail_after(WAIT_S):
+        while not is_so():  # noqa: ASYNC110  # for what has no event
+            await anyio.sleep(0.01)
+
+
 def _all(_frame: dict[str, Any]) -> bool:
     return True
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.domain.ids import Secret
 from gateway.domain.mcp import McpServerDef
-from tests.fakes.mcp_child import GOOD, LONG_LINE, NOISY, SILENT
+from tests.fakes.mcp_child import GOOD, LONG_LINE, NOISY, OF_SDK, SILENT
 from tests.mcp.stage import staged
 
 USUAL = {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
@@ -39,8 +39,11 @@ async def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.requirement("S-004-MCP-01")
-async def test_a_program_sees_the_usual_variables_and_its_own(tmp_path: Path) -> None:
-    async with staged(program(GOOD, TOKEN="s3cret"), tmp_path) as stage:
+async def test_a_program_sees_the_usual_variables_and_its_own_which_no_log_shows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "gateway.mcp")
+    async with staged(program(OF_SDK, TOKEN="s3cret"), tmp_path) as stage:
         assert await stage.gate.prepare(stage.agent) == []
         result = await stage.call("env")
 
@@ -48,16 +51,6 @@ async def test_a_program_sees_the_usual_variables_and_its_own(tmp_path: Path) ->
     assert seen.keys() - OF_PYTHON <= USUAL | {"TOKEN"}
     assert seen["TOKEN"] == "s3cret"
     assert (await anyio.Path(tmp_path / "child").stat()).st_mode & 0o777 == 0o700
-
-
-async def test_what_a_program_says_beside_its_answers_is_logged_without_its_secrets(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, "gateway.mcp")
-    async with staged(program(GOOD, TOKEN="s3cret"), tmp_path) as stage:
-        await stage.gate.prepare(stage.agent)
-        await stage.call("pid")
-
     said = [
         one.__dict__["line"] for one in caplog.records if one.getMessage() == "mcp_server_output"
     ]

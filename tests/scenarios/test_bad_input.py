@@ -1,6 +1,7 @@
 """Whatever comes in: a clear answer, a gateway that lives on, and not one token spent."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from tests.fakes.client import WAIT_S, Client, connected, http
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
+from tests.forms import each
 from tests.scenarios.scripts import echo, shown
 
 BAD_FRAMES: dict[str, tuple[str, int]] = {
@@ -32,26 +34,25 @@ BAD_FRAMES: dict[str, tuple[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("what", BAD_FRAMES)
 async def test_a_frame_that_is_no_request_is_answered_and_the_socket_goes_on(
-    tmp_path: Path, what: str
+    tmp_path: Path,
 ) -> None:
-    frame, code = BAD_FRAMES[what]
     async with (
         scripted_server(echo) as model,
         running(Setup(model.url), tmp_path) as site,
         connect(site.url.replace("http", "ws") + "/ws") as socket,
     ):
-        with anyio.fail_after(WAIT_S):
-            await socket.send(frame)
-            answer = json.loads(await socket.recv())
-            await socket.send('{"jsonrpc":"2.0","id":2,"method":"ping"}')
-            after = json.loads(await socket.recv())
+        for frame, code in map(BAD_FRAMES.__getitem__, each(BAD_FRAMES)):
+            with anyio.fail_after(WAIT_S):
+                await socket.send(frame)
+                answer = json.loads(await socket.recv())
+                await socket.send('{"jsonrpc":"2.0","id":2,"method":"ping"}')
+                after = json.loads(await socket.recv())
 
-        assert answer["error"]["code"] == code
-        assert answer["error"]["message"]
-        assert after["result"] == "pong"
-        assert not model.requests
+            assert answer["error"]["code"] == code
+            assert answer["error"]["message"]
+            assert after["result"] == "pong"
+            assert not model.requests
 
 
 BAD_PARAMS: dict[str, dict[str, Any]] = {
@@ -71,21 +72,21 @@ BAD_PARAMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", BAD_PARAMS)
 @pytest.mark.requirement("S-004-Valid-01")
-async def test_bad_parameters_are_named_and_reach_no_model(tmp_path: Path, what: str) -> None:
+async def test_bad_parameters_are_named_and_reach_no_model(tmp_path: Path) -> None:
     async with (
         scripted_server(echo) as model,
         running(Setup(model.url), tmp_path) as site,
         connected(site.url) as client,
     ):
-        error = await client.refused("chat.send", **BAD_PARAMS[what])
-        status = await client.call("status")
+        for what in each(BAD_PARAMS):
+            error = await client.refused("chat.send", **BAD_PARAMS[what])
+            status = await client.call("status")
 
-    assert (error.code, error.data["type"]) == (-32602, "invalid_params")
-    assert error.data["message"]
-    assert status["sessions"] == status["pending"] == 0
-    assert not model.requests
+            assert (error.code, error.data["type"]) == (-32602, "invalid_params")
+            assert error.data["message"]
+            assert status["sessions"] == status["pending"] == 0
+            assert not model.requests
 
 
 STRANGE = {
@@ -102,104 +103,104 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize("what", STRANGE)
 @pytest.mark.requirement("S-003-Session-02")
-async def test_strange_ids_and_texts_come_back_exactly_as_they_were(
-    tmp_path: Path, what: str
-) -> None:
-    text = STRANGE[what]
+async def test_strange_ids_and_texts_come_back_exactly_as_they_were(tmp_path: Path) -> None:
+    keys: set[str] = set()
     async with (
         scripted_server(echo) as model,
         running(Setup(model.url), tmp_path) as site,
         connected(site.url) as client,
     ):
-        address = {"channel": text, "account": text, "peer": text}
-        sent = await client.send(text, **address, idempotency_key=text)
-        end = (await client.ended(sent["run_id"]))[-1]
-        again = await client.send(text, **address, idempotency_key=text)
-        session = await client.call("session.get", session_key=sent["session_key"])
-        page = await client.call("chat.history", session_key=sent["session_key"])
-        listed = await client.call("session.list")
+        for text in each(STRANGE.values()):
+            address = {"channel": text, "account": text, "peer": text}
+            sent = await client.send(text, **address, idempotency_key=text)
+            end = (await client.ended(sent["run_id"]))[-1]
+            again = await client.send(text, **address, idempotency_key=text)
+            session = await client.call("session.get", session_key=sent["session_key"])
+            page = await client.call("chat.history", session_key=sent["session_key"])
+            listed = (await client.call("session.list"))["sessions"]
+            keys.add(sent["session_key"])
 
-    assert end["response"] == f"answer to {text}"
-    assert (again["duplicate"], again["run_id"]) == (True, sent["run_id"])
-    assert (session["channel"], session["account"], session["peer"]) == (text, text, text)
-    assert shown(page) == [("user", text), ("assistant", f"answer to {text}")]
-    assert [one["session_key"] for one in listed["sessions"]] == [sent["session_key"]]
-    assert len(model.requests) == 1
+            assert end["response"] == f"answer to {text}"
+            assert (again["duplicate"], again["run_id"]) == (True, sent["run_id"])
+            assert (session["channel"], session["account"], session["peer"]) == (text, text, text)
+            assert shown(page) == [("user", text), ("assistant", f"answer to {text}")]
+            assert sorted(one["session_key"] for one in listed) == sorted(keys)
+            assert len(model.requests) == len(keys)
 
 
-@pytest.mark.parametrize("name", ["content", "peer", "channel", "idempotency_key"])
-async def test_half_a_surrogate_pair_is_refused_wherever_it_stands(
-    tmp_path: Path, name: str
-) -> None:
-    params = json.dumps({"content": "x", name: "a\ud800b"})
-    frame = f'{{"jsonrpc":"2.0","id":1,"method":"chat.send","params":{params}}}'
+async def test_half_a_surrogate_pair_is_refused_wherever_it_stands(tmp_path: Path) -> None:
     async with (
         scripted_server(echo) as model,
         running(Setup(model.url), tmp_path) as site,
         connect(site.url.replace("http", "ws") + "/ws") as socket,
     ):
-        with anyio.fail_after(WAIT_S):
-            await socket.send(frame)
-            answer = json.loads(await socket.recv())
+        for name in each(("content", "peer", "channel", "idempotency_key")):
+            params = json.dumps({"content": "x", name: "a\ud800b"})
+            frame = f'{{"jsonrpc":"2.0","id":1,"method":"chat.send","params":{params}}}'
+            with anyio.fail_after(WAIT_S):
+                await socket.send(frame)
+                answer = json.loads(await socket.recv())
 
-        assert answer["error"]["code"] in {-32700, -32602}
-        assert not model.requests
+            assert answer["error"]["code"] in {-32700, -32602}
+            assert not model.requests
 
 
-@pytest.mark.parametrize("key", ["a:b", "a:b:c:d:e", "", "a:%zz:c:d", "a:%ff:c:d", "a:%41:c:d"])
-async def test_what_is_no_session_key_is_said_to_be_none(tmp_path: Path, key: str) -> None:
+NO_KEYS = ("a:b", "a:b:c:d:e", "", "a:%zz:c:d", "a:%ff:c:d", "a:%41:c:d")
+
+
+async def test_what_is_no_session_key_is_said_to_be_none(tmp_path: Path) -> None:
     async with (
         scripted_server(echo) as model,
         running(Setup(model.url), tmp_path) as site,
         connected(site.url) as client,
     ):
-        for method in ("chat.history", "session.get", "session.tree"):
+        for method, key in each(product(("chat.history", "session.get", "session.tree"), NO_KEYS)):
             error = await client.refused(method, session_key=key)
 
             assert error.code == -32602
 
 
-@pytest.mark.parametrize(
-    ("data", "code"), [(b"\xff\xfe", 1007), (b"x" * 2_000_000, 4409), (b'"\xed\xa0\x80"', 1007)]
-)
-async def test_a_frame_that_cannot_be_taken_ends_its_socket_and_no_other(
-    tmp_path: Path, data: bytes, code: int
-) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as other,
-        connect(site.url.replace("http", "ws") + "/ws") as socket,
-    ):
+async def ended_by(url: str, data: bytes) -> int | None:
+    """The code that a socket is closed with for that."""
+    async with connect(url.replace("http", "ws") + "/ws") as socket:
         with anyio.fail_after(WAIT_S):
             await socket.send(data, text=True)
             with pytest.raises(ConnectionClosed):
                 await socket.recv()
-
-        assert socket.close_code in {code, 1009 if code == 4409 else code}
-        assert await other.call("ping") == "pong"
-        assert not model.requests
+    return socket.close_code
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}],
-)
-async def test_a_page_from_elsewhere_is_turned_away(
-    tmp_path: Path, headers: dict[str, str]
-) -> None:
+NO_TEXTS = {b"\xff\xfe": 1007, b"x" * 2_000_000: 4409, b'"\xed\xa0\x80"': 1007}
+
+
+async def test_a_frame_that_cannot_be_taken_ends_its_socket_and_no_other(tmp_path: Path) -> None:
+    async with (
+        scripted_server(echo) as model,
+        running(Setup(model.url), tmp_path) as site,
+        connected(site.url) as other,
+    ):
+        for data, code in each(NO_TEXTS.items()):
+            assert await ended_by(site.url, data) in {code, 1009 if code == 4409 else code}
+            assert await other.call("ping") == "pong"
+            assert not model.requests
+
+
+ELSEWHERE = ({"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"})
+
+
+async def test_a_page_from_elsewhere_is_turned_away(tmp_path: Path) -> None:
     async with scripted_server(echo) as model, running(Setup(model.url), tmp_path) as site:
-        answer = await http(
-            f"{site.url}/api/chat",
-            method="POST",
-            headers={"Content-Type": "application/json", **headers},
-            body=b'{"message":"hi"}',
-        )
+        for headers in each(ELSEWHERE):
+            answer = await http(
+                f"{site.url}/api/chat",
+                method="POST",
+                headers={"Content-Type": "application/json", **headers},
+                body=b'{"message":"hi"}',
+            )
 
-    assert answer.status == 403
-    assert not model.requests
+            assert answer.status == 403
+            assert not model.requests
 
 
 MODEL_TEXTS = {
@@ -210,28 +211,29 @@ MODEL_TEXTS = {
 }
 
 
-@pytest.mark.parametrize("what", MODEL_TEXTS)
 @pytest.mark.requirement("S-004-Flow-03")
 async def test_whatever_a_model_says_the_run_comes_to_one_end_and_the_session_goes_on(
-    tmp_path: Path, what: str
+    tmp_path: Path,
 ) -> None:
     event = b'data: {"choices":[{"index":0,"delta":{"content":%b},"finish_reason":null}]}\n\n'
     last = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 
     def script(asked: Asked) -> Reply:
-        return Reply(raw=[event % MODEL_TEXTS[what], last]) if asked.number == 1 else echo(asked)
+        text = MODEL_TEXTS.get(asked.last_text)
+        return Reply(raw=[event % text, last]) if text else echo(asked)
 
     async with scripted_server(script) as model:
         setup = Setup(model.url, provider="max_retries = 0")
         async with running(setup, tmp_path) as site, connected(site.url) as client:
-            sent = await client.send("talk")
-            end = (await client.ended(sent["run_id"]))[-1]
-            after = await client.ask("still there?")
-            history = await all_of(client, sent["session_key"])
+            for what in each(MODEL_TEXTS):
+                sent = await client.send(what, peer=what)
+                end = (await client.ended(sent["run_id"]))[-1]
+                after = await client.ask("still there?", peer=what)
+                history = await all_of(client, sent["session_key"])
 
-    assert end["type"] in {"done", "error"}
-    assert after["response"] == "answer to still there?"
-    assert [one["role"] for one in history] == ["user", "assistant"] * 2
+                assert end["type"] in {"done", "error"}
+                assert after["response"] == "answer to still there?"
+                assert [one["role"] for one in history] == ["user", "assistant"] * 2
 
 
 async def all_of(client: Client, session_key: str) -> list[dict[str, Any]]:
@@ -257,17 +259,22 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("what", CALLS)
-async def test_whatever_a_model_calls_the_run_comes_to_one_end(tmp_path: Path, what: str) -> None:
+async def test_whatever_a_model_calls_the_run_comes_to_one_end(tmp_path: Path) -> None:
+    left = dict(CALLS)
+
     def script(asked: Asked) -> Reply:
-        return Reply("", calls=[CALLS[what]]) if asked.number == 1 else Reply("well")
+        call = left.pop(asked.last_text, None)
+        return Reply("", calls=[call]) if call else Reply("well")
 
     async with scripted_server(script) as model:
         setup = Setup(model.url, provider="max_retries = 0", tools=("time",))
         async with running(setup, tmp_path) as site, connected(site.url) as client:
-            sent = await client.send("do it")
-            end = (await client.ended(sent["run_id"]))[-1]
-            after = await client.ask("still there?")
+            for what in each(CALLS):
+                sent = await client.send(what, peer=what)
+                end = (await client.ended(sent["run_id"]))[-1]
+                after = await client.ask("still there?", peer=what)
 
-    assert end["type"] in {"done", "error"}
-    assert after["response"] == "well"
+                assert end["type"] in {"done", "error"}
+                assert after["response"] == "well"
+
+    assert not left

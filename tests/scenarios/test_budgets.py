@@ -335,7 +335,7 @@ class Service:
         return Reply("fine", usage=usage)
 
 
-ASKED = 800 if is_long() else 160
+ASKED = 800 if is_long() else 80
 PIECES = ("some text is here, ", "more of it, ", "and the end")
 WAYS = ("fine", "overloaded", "fallback", "silent", "broken", "cancelled", "fine", "fine")
 

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import anyio
 import pytest
 
 from gateway.config.values import GatewayConfig
 from gateway.domain.facts import Fact, FactQuery, fact_view
 from gateway.domain.ids import SessionKey
-from tests.fakes.client import WAIT_S, connected
+from tests.fakes.client import connected, until
 from tests.fakes.gateway import Setup, Site, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo
@@ -28,9 +27,7 @@ async def facts_of(site: Site, key: str = KEY, *, with_history: bool = False) ->
 
 
 async def settled(site: Site) -> None:
-    with anyio.fail_after(WAIT_S):
-        while site.rooms.memory.extractor.backlog:
-            await anyio.lowlevel.checkpoint()
+    await until(lambda: not site.rooms.memory.extractor.backlog)
 
 
 def at_once(config: GatewayConfig) -> GatewayConfig:

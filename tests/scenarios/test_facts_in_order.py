@@ -12,6 +12,7 @@ import pytest
 from tests.fakes.client import WAIT_S, Client, connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
+from tests.forms import is_long
 from tests.scenarios.scripts import echo
 from tests.scenarios.test_facts import at_once, is_about_facts
 from tests.scenarios.test_memory import DEMO, known
@@ -61,8 +62,8 @@ async def test_the_later_statement_in_a_message_wins_in_any_order(tmp_path: Path
     ):
         facts = {
             (how, order): await told(client, text.format(*order), f"{how}-{number}")
-            for how, text in STATED.items()
-            for number, order in enumerate(ORDERS)
+            for place, (how, text) in enumerate(STATED.items())
+            for number, order in enumerate(ORDERS if is_long() else ORDERS[place % 3 :: 3])
         }
 
     for (how, order), those in facts.items():

@@ -14,8 +14,8 @@ from tests.scenarios.scripts import echo
 
 pytestmark = pytest.mark.shared_store
 
-MESSAGES, COPIES, SESSIONS = 1_000 if is_long() else 200, 10, 50
-OVER_A_SERVER = 50  # messages
+MESSAGES, COPIES, SESSIONS = 1_000 if is_long() else 80, 10, 50 if is_long() else 20
+OVER_A_SERVER = 50 if is_long() else 40  # messages
 LONG_S = 60.0  # ten thousand calls on a busy machine
 
 

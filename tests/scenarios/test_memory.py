@@ -65,6 +65,7 @@ async def known(client: Client, count: int, **asked: object) -> list[dict[str, A
 
 @pytest.mark.requirement("S-003-Memory-02")
 @pytest.mark.requirement("S-003-Memory-09")
+@pytest.mark.shared_store(only_long=True)  # the next one is about a restart too
 async def test_the_dogs_name_is_known_thirty_turns_later_and_after_a_restart(
     tmp_path: Path,
 ) -> None:

@@ -1,4 +1,4 @@
-"""A thousand turns of twenty people with one agent: no word of one reaches another."""
+"""Many turns of twenty people with one agent: no word of one reaches another."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from tests.forms import is_long
 
 CHANNELS = ("websocket", "telegram", "discord", "slack", "matrix")
 PEERS = ("42", "main", "a:b", "a%3Ab")  # the same on every platform
-TURNS = 50 if is_long() else 15
+TURNS = 50 if is_long() else 10
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from tests.fakes.client import Client, RpcError, connected, http
 from tests.fakes.fitting import Fitting
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
+from tests.forms import examples
 
-CALLS = 30  # of each method
 INTERNAL = -32603
 # Of values that no schema can tell from others.
 RULES = ("Value error", "only a dry run reads another file", "is not a path; write one like")
@@ -60,7 +60,7 @@ async def tried(client: Client, document: dict[str, Any], method: str) -> list[d
     request = document["channels"]["socket"]["messages"][method]["payload"]
     params = request["properties"]["params"]
     fitting = Fitting(document["components"]["schemas"], await told(client, method), seed=1)
-    return [await outcome(client, method, fitting.value(params)) for _ in range(CALLS)]
+    return [await outcome(client, method, fitting.value(params)) for _ in range(examples(30))]
 
 
 async def test_what_fits_the_document_is_understood(tmp_path: Path) -> None:

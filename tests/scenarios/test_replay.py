@@ -24,6 +24,7 @@ from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.fakes.ports import PartOfJournal
 from tests.fakes.tools import FakeTool
+from tests.forms import is_long
 from tests.scenarios.recorded import (
     GATES,
     KINDS,
@@ -50,6 +51,7 @@ async def replayed(client: Client, recorded: Sequence[Recorded]) -> dict[Plan, A
     return {one.plan: await client.call("run.replay", run_id=one.run_id) for one in recorded}
 
 
+@pytest.mark.shared_store(only_long=True)  # which has some of each kind below
 async def test_a_hundred_recorded_runs_of_all_kinds_replay_identically(tmp_path: Path) -> None:
     async with a_site(tmp_path) as site, connected(site.url) as client:
         with anyio.fail_after(60):
@@ -251,10 +253,11 @@ async def test_a_journal_with_an_entry_missing_or_wrong_is_an_honest_answer(
             except JournalUnreadable:
                 found["unreadable"] += 1
 
+        journals = journals if is_long() else journals[::4]
         with anyio.fail_after(60):
             await all_of(play, journals)
 
-    assert found["diverged"] > len(entries)
+    assert found["diverged"] > len(journals) // 3
     assert sum(found.values()) == len(journals)
 
 

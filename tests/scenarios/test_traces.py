@@ -18,7 +18,7 @@ from gateway.domain.ids import AgentId, RunId, SessionKey, TraceContext
 from gateway.domain.messages import Message, Usage
 from gateway.domain.model import ModelRequest
 from gateway.traces import LONGEST_CONTENT, MOST_RUNS, Collector, tracing
-from tests.fakes.client import Event, connected, http, post_chat
+from tests.fakes.client import Event, connected, http, post_chat, until
 from tests.fakes.clock import FakeClock, now_about
 from tests.fakes.collector import FakeCollector, attributes, collecting
 from tests.fakes.gateway import Command, Setup, command, running
@@ -39,12 +39,6 @@ otlp_endpoint = "{collector.url}/"
 otlp_headers = {{ authorization = "Bearer {HEADER}" }}
 {more}
 """
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(60):
-        while not is_so():
-            await anyio.lowlevel.checkpoint()
 
 
 async def talk(started: Command, token: str | None) -> Event:

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.fakes.client import HttpAnswer, connected, http
+from tests.fakes.client import HttpAnswer, connected, http, until
 from tests.fakes.gateway import Setup, Site, running
 from tests.fakes.model_server import ModelServer, Reply, scripted_server
 
@@ -106,9 +106,8 @@ async def test_a_channel_that_nobody_can_verify_has_no_address(tmp_path: Path, n
 
     async with opened(tmp_path) as (site, _):
         answer = await post(site, body, signed(body, " "), name)
-        with anyio.fail_after(60):  # the others are connected beside the start
-            while (states := states_of(site))["family"] == "starting":
-                await anyio.lowlevel.checkpoint()
+        # The others are connected beside the start.
+        await until(lambda: states_of(site)["family"] != "starting")
 
         assert answer.status == 404
-        assert states == {"family": "connected", "blank": "refused", "missing": "refused"}
+        assert states_of(site) == {"family": "connected", "blank": "refused", "missing": "refused"}
