@@ -6,7 +6,6 @@ import importlib
 import inspect
 import itertools
 import os
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -53,8 +52,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_configure(config: pytest.Config) -> None:
     forms.register()
     settings.load_profile("long" if config.getoption("--long") else "bounded")
-    # Hundreds of processes import the gateway, and every worker the tests: compiled once.
-    sys.dont_write_bytecode = False
+    # What tests/__init__.py does for this process, for its children.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # noqa: TID251  # of this process and its children
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.wat import ECHO, RELAY, kept
+from tests.forms import is_long
 from tests.sandbox import mutants
 
 ROOT = Path(__file__).parent.parent.parent
 SHIPPED = sorted((ROOT / "plugins").glob("*/tool.wasm"), key=lambda path: path.stat().st_size)[:1]
-COUNT = 400
+COUNT = 400 if is_long() else 160
 
 
 @pytest.mark.requirement("S-003-Plugin-08")
@@ -29,4 +30,4 @@ def test_no_broken_module_ends_the_process(tmp_path: Path, seed: int) -> None:
     assert ran.returncode == 0, f"after {ran.stdout[-40:]!r}: {ran.stderr[-2000:]}"
     ends = Counter(line.split()[1] for line in ran.stdout.splitlines())
     assert ends.total() == COUNT
-    assert 100 < ends["refused"] < COUNT
+    assert COUNT // 4 < ends["refused"] < COUNT

@@ -1,5 +1,6 @@
 """The AsyncAPI document describes every method and event as they are sent."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from tests.fakes.client import connected, http
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Reply, scripted_server
 
+TOLD = cache(asyncapi)  # made once for all tests that read it
 NAMES = {"auth", *(method.name for method in METHODS)}
 
 
 def messages() -> dict[str, Any]:
-    told: dict[str, Any] = asyncapi(METHODS, "1.2.3")["channels"]["socket"]["messages"]
+    told: dict[str, Any] = TOLD(METHODS, "1.2.3")["channels"]["socket"]["messages"]
     return told
 
 
@@ -34,7 +36,7 @@ async def test_a_gateway_serves_the_document_of_the_methods_that_it_has(tmp_path
 
 
 def test_every_method_is_an_operation_that_is_replied_to_and_nothing_else_is() -> None:
-    told = asyncapi(METHODS, "1.2.3")
+    told = TOLD(METHODS, "1.2.3")
 
     replied = {name for name, one in told["operations"].items() if one["action"] == "receive"}
     assert replied == NAMES
@@ -46,7 +48,7 @@ def test_every_method_is_an_operation_that_is_replied_to_and_nothing_else_is() -
 
 def test_every_type_of_chunk_is_told_apart_and_no_other() -> None:
     pieces = messages()["chat.event"]["payload"]["properties"]["params"]["oneOf"]
-    told = asyncapi(METHODS, "1.2.3")["components"]["schemas"]
+    told = TOLD(METHODS, "1.2.3")["components"]["schemas"]
 
     names = [piece["$ref"].rpartition("/")[2] for piece in pieces]
     assert [told[name]["properties"]["type"]["const"] for name in names] == list(CHUNK_TYPES)
@@ -74,6 +76,6 @@ def test_every_code_of_an_error_is_told_with_its_types() -> None:
 
 
 def test_no_two_types_share_a_name_and_none_is_for_us_alone() -> None:
-    names = asyncapi(METHODS, "1.2.3")["components"]["schemas"]
+    names = TOLD(METHODS, "1.2.3")["components"]["schemas"]
 
     assert [name for name in names if "__" in name or name.startswith("_")] == []
