@@ -1,14 +1,29 @@
 """What model servers are told to do in more than one walk, and a bound that no file may set."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from bench.model_server import Call
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import Limits
 from gateway.domain.facts import OPENING
-from tests.fakes.model_server import Asked, Reply
+from tests.fakes.client import Client, connected
+from tests.fakes.gateway import Setup, Site, running
+from tests.fakes.model_server import Asked, ModelServer, Reply, Script, scripted_server
+
+
+@asynccontextmanager
+async def talking(script: Script, folder: Path) -> AsyncIterator[tuple[ModelServer, Site, Client]]:
+    """A gateway as it comes, with its model and a client."""
+    async with (
+        scripted_server(script) as model,
+        running(Setup(model.url), folder) as site,
+        connected(site.url) as client,
+    ):
+        yield model, site, client
 
 
 def echo(asked: Asked) -> Reply:

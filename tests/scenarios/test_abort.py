@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.client import WAIT_S, connected, texts_of, types_of
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
-from tests.scenarios.scripts import CLOCK, history_of, shown
+from tests.scenarios.scripts import CLOCK, history_of, shown, talking
 
 pytestmark = pytest.mark.shared_store
 
@@ -24,11 +24,7 @@ def stalling(asked: Asked) -> Reply:
 async def test_stopped_at_once_the_model_is_hung_up_on_and_the_half_is_kept(
     tmp_path: Path,
 ) -> None:
-    async with (
-        scripted_server(stalling) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(stalling, tmp_path) as (model, _site, client):
         sent = await client.send("first")
         await client.until(sent["run_id"], texts_of)
         aborted = await client.call("chat.abort", run_id=sent["run_id"])
@@ -56,10 +52,10 @@ async def test_stopped_at_once_the_model_is_hung_up_on_and_the_half_is_kept(
 @pytest.mark.requirement("S-002-Cancel-01", "S-002-Cancel-03")
 async def test_stopped_after_the_turn_the_answer_is_heard_to_its_end(tmp_path: Path) -> None:
     rest = anyio.Event()
-    async with (
-        scripted_server([Reply(["all ", "of it"], gates={2: rest})]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
+    async with talking([Reply(["all ", "of it"], gates={2: rest})], tmp_path) as (
+        model,
+        _site,
+        client,
     ):
         sent = await client.send("first")
         await client.until(sent["run_id"], texts_of)
@@ -100,11 +96,7 @@ async def test_a_message_that_waits_is_stopped_before_it_begins(tmp_path: Path, 
     def script(asked: Asked) -> Reply:
         return Reply(f"answer to {asked.last_text}", gate=gate)
 
-    async with (
-        scripted_server(script) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(script, tmp_path) as (model, _site, client):
         first = await client.send("first")
         second = await client.send("second")
         third = await client.send("third")
@@ -120,11 +112,7 @@ async def test_a_message_that_waits_is_stopped_before_it_begins(tmp_path: Path, 
 
 
 async def test_stopping_what_has_ended_changes_nothing(tmp_path: Path) -> None:
-    async with (
-        scripted_server([Reply("whole")]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking([Reply("whole")], tmp_path) as (_model, _site, client):
         sent = await client.send("first")
         await client.ended(sent["run_id"])
         before = await client.call("run.inspect", run_id=sent["run_id"])

@@ -14,7 +14,7 @@ from tests.fakes.client import WAIT_S, Client, connected, http
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.forms import each
-from tests.scenarios.scripts import echo, shown
+from tests.scenarios.scripts import echo, shown, talking
 
 BAD_FRAMES: dict[str, tuple[str, int]] = {
     "nothing": ("", -32700),
@@ -74,11 +74,7 @@ BAD_PARAMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.requirement("S-004-Valid-01")
 async def test_bad_parameters_are_named_and_reach_no_model(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (model, _site, client):
         for what in each(BAD_PARAMS):
             error = await client.refused("chat.send", **BAD_PARAMS[what])
             status = await client.call("status")
@@ -106,11 +102,7 @@ STRANGE = {
 @pytest.mark.requirement("S-003-Session-02")
 async def test_strange_ids_and_texts_come_back_exactly_as_they_were(tmp_path: Path) -> None:
     keys: set[str] = set()
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (model, _site, client):
         for text in each(STRANGE.values()):
             address = {"channel": text, "account": text, "peer": text}
             sent = await client.send(text, **address, idempotency_key=text)
@@ -150,11 +142,7 @@ NO_KEYS = ("a:b", "a:b:c:d:e", "", "a:%zz:c:d", "a:%ff:c:d", "a:%41:c:d")
 
 
 async def test_what_is_no_session_key_is_said_to_be_none(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (_model, _site, client):
         for method, key in each(product(("chat.history", "session.get", "session.tree"), NO_KEYS)):
             error = await client.refused(method, session_key=key)
 

@@ -6,10 +6,9 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.fakes.client import WAIT_S, Client, connected
-from tests.fakes.gateway import Setup, running
-from tests.fakes.model_server import Asked, Reply, scripted_server
-from tests.scenarios.scripts import echo, history_of, shown
+from tests.fakes.client import WAIT_S, Client
+from tests.fakes.model_server import Asked, Reply
+from tests.scenarios.scripts import echo, history_of, shown, talking
 
 pytestmark = pytest.mark.shared_store
 
@@ -27,11 +26,7 @@ async def history(client: Client, **more: object) -> dict[str, Any]:
 
 
 async def test_two_branches_do_not_see_each_other(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (model, _site, client):
         first, *_ = await talk(client, "one", "left")
         branched = await client.call(
             "session.branch", session_key=KEY, node_id=first, label="crossing"
@@ -54,11 +49,7 @@ async def test_two_branches_do_not_see_each_other(tmp_path: Path) -> None:
 
 
 async def test_checkout_goes_back_to_the_other_branch_by_id_or_label(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (model, _site, client):
         first, left = await talk(client, "one", "left")
         await client.call("session.branch", session_key=KEY, node_id=first, label="crossing")
         await talk(client, "right")
@@ -79,11 +70,7 @@ async def test_checkout_goes_back_to_the_other_branch_by_id_or_label(tmp_path: P
 
 @pytest.mark.requirement("S-002-Query-03", "S-002-E2E-10")
 async def test_a_context_id_goes_on_from_that_place_and_moves_head_there(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (model, _site, client):
         first, *_ = await talk(client, "one", "two", "three")
         end = await client.ask("instead of two", context_id=first)
         await talk(client, "and then")
@@ -101,11 +88,7 @@ async def test_a_context_id_goes_on_from_that_place_and_moves_head_there(tmp_pat
 
 
 async def test_a_place_in_another_session_is_not_found(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (_model, _site, client):
         elsewhere = (await client.ask("hi", peer="other"))["message_id"]
         await talk(client, "here")
         errors = [
@@ -120,11 +103,7 @@ async def test_a_place_in_another_session_is_not_found(tmp_path: Path) -> None:
 
 @pytest.mark.requirement("S-004-Msg-04", "S-004-Scale-01")
 async def test_history_is_read_page_by_page_along_the_path(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (_model, _site, client):
         questions = [f"q{number}" for number in range(12)]
         first, *_ = await talk(client, *questions)
         await client.call("session.branch", session_key=KEY, node_id=first)
@@ -153,11 +132,7 @@ async def test_history_is_read_page_by_page_along_the_path(tmp_path: Path) -> No
 
 
 async def test_a_label_says_where_to_go_on_as_well_as_an_id(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (model, _site, client):
         first, *_ = await talk(client, "one", "two")
         await client.call("session.branch", session_key=KEY, node_id=first, label="crossing")
         end = await client.ask("from the crossing", context_id="crossing")
@@ -172,11 +147,7 @@ async def test_head_may_be_moved_while_a_turn_runs_and_nothing_is_lost(tmp_path:
     def script(asked: Asked) -> Reply:
         return Reply("late", gate=gate) if asked.last_text == "three" else echo(asked)
 
-    async with (
-        scripted_server(script) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(script, tmp_path) as (model, _site, client):
         first, second = await talk(client, "one", "two")
         sent = await client.send("three")
         with anyio.fail_after(WAIT_S):

@@ -22,6 +22,7 @@ from tests.fakes.gateway import Setup, Site, command, running
 from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.model_server import Asked, Reply, Wire, scripted_server
 from tests.forms import is_long
+from tests.scenarios.scripts import talking
 
 pytestmark = pytest.mark.shared_store
 
@@ -217,11 +218,7 @@ async def test_a_model_without_a_price_is_not_asked_while_a_budget_is_in_usd(
 
 
 async def test_records_are_told_as_json_and_as_csv(tmp_path: Path) -> None:
-    async with (
-        scripted_server([Reply("hi", usage=(7, 3))]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking([Reply("hi", usage=(7, 3))], tmp_path) as (model, site, client):
         await client.ask("hi")
         told = await http(site.url + "/api/records?model=m&limit=5")
         table = await http(site.url + "/api/records?format=csv")
@@ -557,11 +554,7 @@ async def test_what_a_cancelled_reply_cost_is_told_where_its_price_is_known(
 
 
 async def test_a_call_that_sends_more_than_the_run_may_use_is_not_made(tmp_path: Path) -> None:
-    async with (
-        scripted_server([Reply("hi", usage=(20, 30))]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking([Reply("hi", usage=(20, 30))], tmp_path) as (model, _site, client):
         sent = await client.send("word " * 2_000, limits={"token_budget": 2_000})
         end = (await client.ended(sent["run_id"]))[-1]
         small = await client.ask("hi", peer="q", limits={"token_budget": 2_000})
@@ -574,11 +567,7 @@ async def test_a_call_that_sends_more_than_the_run_may_use_is_not_made(tmp_path:
 
 async def test_what_a_call_sends_counts_while_its_reply_is_heard(tmp_path: Path) -> None:
     """1,000 bytes a piece are 312 tokens; the prompt has at least as many."""
-    async with (
-        scripted_server([Reply(["x" * 1_000] * 9, usage=None)]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking([Reply(["x" * 1_000] * 9, usage=None)], tmp_path) as (model, _site, client):
         end = await client.ask("y" * 3_200, limits={"token_budget": 2_000})
 
     assert (end["reason"], end["partial"], len(model.requests)) == ("token_budget", True, 1)

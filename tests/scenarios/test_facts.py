@@ -13,7 +13,7 @@ from gateway.domain.ids import SessionKey
 from tests.fakes.client import connected, until
 from tests.fakes.gateway import Setup, Site, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
-from tests.scenarios.scripts import echo
+from tests.scenarios.scripts import echo, talking
 
 pytestmark = pytest.mark.shared_store
 
@@ -52,11 +52,7 @@ async def test_what_a_person_tells_is_known_when_the_next_turn_begins(tmp_path: 
         backlogs.append(site.rooms.memory.extractor.backlog)
         return echo(asked)
 
-    async with (
-        scripted_server(answer) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(answer, tmp_path) as (model, site, client):
         await client.ask("My dog is called Luna, what should she eat?")
         await client.ask("And Luna's vet is Dr. Weber.")
         await client.ask("What is my dog's name?")
@@ -73,11 +69,7 @@ async def test_what_a_person_tells_is_known_when_the_next_turn_begins(tmp_path: 
 
 @pytest.mark.requirement("S-003-Memory-03")
 async def test_who_moves_lives_at_the_new_place_and_the_old_one_is_history(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (_model, site, client):
         await client.ask("I live in NYC")
         await client.ask("I moved from NYC to LA yesterday")
         await client.ask("I used to live in Rome")

@@ -13,7 +13,7 @@ from tests.fakes.client import WAIT_S, Client, connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.forms import is_long
-from tests.scenarios.scripts import echo
+from tests.scenarios.scripts import echo, talking
 from tests.scenarios.test_facts import at_once, is_about_facts
 from tests.scenarios.test_memory import DEMO, known
 
@@ -55,11 +55,7 @@ def current(facts: Sequence[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.requirement("S-003-Memory-03", "S-003-Memory-08")
 async def test_the_later_statement_in_a_message_wins_in_any_order(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (_model, _site, client):
         facts = {
             (how, order): await told(client, text.format(*order), f"{how}-{number}")
             for place, (how, text) in enumerate(STATED.items())
@@ -76,11 +72,7 @@ async def test_the_later_statement_in_a_message_wins_in_any_order(tmp_path: Path
 async def test_where_one_lived_has_an_end_and_where_one_lives_now_has_none(
     text: str, tmp_path: Path
 ) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (_model, _site, client):
         facts = [
             await told(client, text.format(*order), f"p{number}")
             for number, order in enumerate([("Paris", "Lyon"), ("Lyon", "Paris")])
@@ -142,11 +134,7 @@ async def test_of_facts_that_are_added_the_later_one_takes_the_place_of_the_one_
 ) -> None:
     facts = facts[::-1] if is_reversed else facts
     key = {"session_key": "main:websocket:local:main"}
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (_model, _site, client):
         for start in range(0, 2, at_a_time):
             await client.call("memory.add", facts=facts[start : start + at_a_time], **key)
         found = (await client.call("memory.history", predicate="lives in", **key))["facts"]

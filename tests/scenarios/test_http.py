@@ -7,11 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.fakes.client import HttpAnswer, connected, http, post_chat, seqs_of, texts_of, types_of
+from tests.fakes.client import HttpAnswer, http, post_chat, seqs_of, texts_of, types_of
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.forms import each
-from tests.scenarios.scripts import clock_first, echo, history_of, in_a_second
+from tests.scenarios.scripts import clock_first, echo, history_of, in_a_second, talking
 
 pytestmark = pytest.mark.shared_store
 
@@ -88,11 +88,7 @@ async def test_answers_to_requests_at_the_same_time_are_not_mixed_up(tmp_path: P
 
 @pytest.mark.parametrize("by", ["body", "header"])
 async def test_a_stream_holds_the_chunks_of_the_run(tmp_path: Path, by: str) -> None:
-    async with (
-        scripted_server([Reply(["one ", "two"])]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking([Reply(["one ", "two"])], tmp_path) as (_model, site, client):
         if by == "body":
             answer = await post_chat(site.url, "count", stream=True)
         else:
@@ -198,11 +194,7 @@ async def test_a_reader_that_leaves_a_stream_stops_nothing(tmp_path: Path) -> No
     def script(asked: Asked) -> Reply:
         return Reply(["all ", "of it"], gates={2: rest})
 
-    async with (
-        scripted_server(script) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(script, tmp_path) as (model, site, client):
         with anyio.move_on_after(0.5):
             await post_chat(site.url, "hi", key="k", stream=True)
         rest.set()

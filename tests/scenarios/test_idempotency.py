@@ -10,7 +10,7 @@ from tests.fakes.client import Client, connected, post_chat
 from tests.fakes.gateway import ENGINE, Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.forms import is_long
-from tests.scenarios.scripts import echo
+from tests.scenarios.scripts import echo, talking
 
 pytestmark = pytest.mark.shared_store
 
@@ -86,11 +86,7 @@ async def test_a_copy_in_the_middle_of_the_answer_may_listen_to_it(tmp_path: Pat
 
 
 async def test_the_same_key_with_other_words_is_a_conflict(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (model, _site, client):
         await client.ask("one thing", idempotency_key="k")
         errors = [
             await client.refused("chat.send", content="another thing", idempotency_key="k"),

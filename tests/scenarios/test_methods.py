@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from gateway.api.methods import METHODS
-from tests.fakes.client import Client, RpcError, connected, http
+from tests.fakes.client import Client, RpcError, http
 from tests.fakes.fitting import Fitting
-from tests.fakes.gateway import Setup, running
-from tests.fakes.model_server import Asked, Reply, scripted_server
+from tests.fakes.model_server import Asked, Reply
 from tests.forms import examples
+from tests.scenarios.scripts import talking
 
 INTERNAL = -32603
 # Of values that no schema can tell from others.
@@ -64,11 +64,7 @@ async def tried(client: Client, document: dict[str, Any], method: str) -> list[d
 
 
 async def test_what_fits_the_document_is_understood(tmp_path: Path) -> None:
-    async with (
-        scripted_server(reply) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(reply, tmp_path) as (_model, site, client):
         document = (await http(f"{site.url}/asyncapi.json")).json
         errors = {one.name: await tried(client, document, one.name) for one in METHODS}
 

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.client import WAIT_S, Client, connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
-from tests.scenarios.scripts import echo, history_of, shown
+from tests.scenarios.scripts import echo, history_of, shown, talking
 
 pytestmark = pytest.mark.shared_store
 
@@ -76,11 +76,7 @@ async def test_a_session_whose_model_is_slow_holds_up_no_other(tmp_path: Path) -
     def script(asked: Asked) -> Reply:
         return Reply("slow", gate=gate) if asked.last_text == "slow" else echo(asked)
 
-    async with (
-        scripted_server(script) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(script, tmp_path) as (model, _site, client):
         held = await client.send("slow", peer="a")
         behind = await client.send("behind", peer="a")
         with anyio.fail_after(WAIT_S):
@@ -97,11 +93,7 @@ async def test_a_session_whose_model_is_slow_holds_up_no_other(tmp_path: Path) -
 
 @pytest.mark.requirement("S-004-Flow-06")
 async def test_what_is_said_in_one_session_is_unknown_in_another(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (model, _site, client):
         await client.ask("the secret is 42", peer="a")
         await client.ask("what is the secret?", peer="b")
 

@@ -39,6 +39,7 @@ from tests.scenarios.recorded import (
     with_tools,
     work,
 )
+from tests.scenarios.scripts import talking
 
 pytestmark = pytest.mark.shared_store
 
@@ -263,10 +264,10 @@ async def test_a_journal_with_an_entry_missing_or_wrong_is_an_honest_answer(
 
 async def test_a_run_without_a_journal_says_why(tmp_path: Path) -> None:
     held = anyio.Event()
-    async with (
-        scripted_server([Reply("x", gates={1: held}), Reply("y")]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
+    async with talking([Reply("x", gates={1: held}), Reply("y")], tmp_path) as (
+        model,
+        site,
+        client,
     ):
         sent = await client.send("hi")
         await model.wait_for(1)
@@ -287,11 +288,7 @@ async def test_a_run_without_a_journal_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.embedded_store
 async def test_a_journal_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
-    async with (
-        scripted_server([Reply("x"), Reply("y")]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking([Reply("x"), Reply("y")], tmp_path) as (_model, _site, client):
         damaged, old = [(await client.ask("hi"))["run_id"] for _ in range(2)]
 
         def spoil() -> None:

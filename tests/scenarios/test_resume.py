@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.client import WAIT_S, Client, connected, seqs_of, texts_of
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
-from tests.scenarios.scripts import echo, shown
+from tests.scenarios.scripts import echo, shown, talking
 
 pytestmark = pytest.mark.shared_store
 
@@ -80,11 +80,7 @@ async def test_after_the_end_the_stored_events_are_told_again(
 
 
 async def test_a_run_that_nobody_knows_is_not_found(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (_model, _site, client):
         for unknown in ("r_" + "0" * 26, "nonsense", "r:\x00'; drop table runs", "\u202e"):
             error = await client.refused("chat.resume", run_id=unknown, after_seq=0)
 

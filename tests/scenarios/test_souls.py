@@ -6,11 +6,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.fakes.client import Client, connected
-from tests.fakes.gateway import Setup, running
-from tests.fakes.model_server import Asked, scripted_server
+from tests.fakes.client import Client
+from tests.fakes.model_server import Asked
 from tests.forms import each
-from tests.scenarios.scripts import echo
+from tests.scenarios.scripts import echo, talking
 
 
 async def until(client: Client, so: Callable[[dict[str, object]], object]) -> dict[str, object]:
@@ -31,11 +30,7 @@ def system_of(asked: Asked) -> str:
 @pytest.mark.requirement("S-003-Soul-01", "S-003-Soul-03", "S-003-Soul-04")
 async def test_the_next_turn_uses_the_new_text(tmp_path: Path) -> None:
     soul = anyio.Path(tmp_path / "soul.md")
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (model, _site, client):
         await client.ask("before")
         loaded = (await until(client, lambda told: told["soul"]))["soul"]
         await soul.write_text("You are somebody else now.")
@@ -51,11 +46,7 @@ async def test_the_next_turn_uses_the_new_text(tmp_path: Path) -> None:
 
 async def test_a_bad_new_version_changes_nothing_and_is_told(tmp_path: Path) -> None:
     soul = anyio.Path(tmp_path / "soul.md")
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (model, _site, client):
         await client.ask("before")
         for number, bad in enumerate(
             each((b"", b"  \n", b"\xff\xfe\x00", b"a\x00b", b"x" * 300_000))
@@ -75,11 +66,7 @@ async def test_a_bad_new_version_changes_nothing_and_is_told(tmp_path: Path) -> 
 
 
 async def test_a_soul_that_is_deleted_stays_in_use(tmp_path: Path) -> None:
-    async with (
-        scripted_server(echo) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(echo, tmp_path) as (model, _site, client):
         await client.ask("before")
         await anyio.Path(tmp_path / "soul.md").unlink()
         await until(client, lambda told: told["problems"])

@@ -11,7 +11,7 @@ from tests.fakes.boundaries import inside
 from tests.fakes.client import TERMINAL, connected, seqs_of, texts_of, types_of
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Reply, scripted_server
-from tests.scenarios.scripts import clock_first, history_of, shown
+from tests.scenarios.scripts import clock_first, history_of, shown, talking
 
 pytestmark = pytest.mark.shared_store
 
@@ -22,11 +22,7 @@ async def test_an_answer_is_heard_piece_by_piece_while_the_model_still_speaks(
 ) -> None:
     rest = anyio.Event()
     reply = Reply(["one ", "two ", "three"], gates={3: rest})
-    async with (
-        scripted_server([reply]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking([reply], tmp_path) as (_model, _site, client):
         sent = await client.send("count")
         early = await client.until(sent["run_id"], lambda seen: texts_of(seen) == "one two ")
 
@@ -44,11 +40,7 @@ async def test_an_answer_is_heard_piece_by_piece_while_the_model_still_speaks(
 
 @pytest.mark.requirement("S-002-E2E-01")
 async def test_the_answer_to_chat_send_comes_before_the_first_event(tmp_path: Path) -> None:
-    async with (
-        scripted_server([Reply("hello")]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking([Reply("hello")], tmp_path) as (_model, _site, client):
         for number in range(20):
             sent = await client.send("hi", peer=f"p{number}")
             await client.ended(sent["run_id"])
@@ -60,11 +52,7 @@ async def test_the_answer_to_chat_send_comes_before_the_first_event(tmp_path: Pa
 
 async def test_thinking_is_told_apart_from_the_answer(tmp_path: Path) -> None:
     reply = Reply("yes", thinking=["is it ", "so?"])
-    async with (
-        scripted_server([reply]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking([reply], tmp_path) as (_model, _site, client):
         sent = await client.send("is it?")
         events = await client.ended(sent["run_id"])
 
@@ -75,11 +63,7 @@ async def test_thinking_is_told_apart_from_the_answer(tmp_path: Path) -> None:
 
 
 async def test_usage_is_what_the_provider_counted(tmp_path: Path) -> None:
-    async with (
-        scripted_server([Reply("yes", usage=(321, 12))]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking([Reply("yes", usage=(321, 12))], tmp_path) as (model, _site, client):
         sent = await client.send("is it?")
         events = await client.ended(sent["run_id"])
         session = await client.call("session.get", session_key=sent["session_key"])
@@ -94,11 +78,7 @@ async def test_usage_is_what_the_provider_counted(tmp_path: Path) -> None:
 
 
 async def test_usage_that_nobody_counted_is_marked_as_an_estimate(tmp_path: Path) -> None:
-    async with (
-        scripted_server([Reply("yes, it is so", usage=None)]) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking([Reply("yes, it is so", usage=None)], tmp_path) as (_model, _site, client):
         sent = await client.send("is it?")
         events = await client.ended(sent["run_id"])
 

@@ -13,6 +13,7 @@ from gateway.config.values import GatewayConfig
 from tests.fakes.client import WAIT_S, Client, connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, Wire, scripted_server
+from tests.scenarios.scripts import talking
 from tests.scenarios.stage import WIRES, shown_to
 
 pytestmark = pytest.mark.shared_store
@@ -97,11 +98,7 @@ async def test_a_long_conversation_goes_on_from_its_summary_also_after_a_restart
 
 
 async def test_a_short_conversation_costs_no_call_besides_its_own(tmp_path: Path) -> None:
-    async with (
-        scripted_server(writes_notes) as model,
-        running(Setup(model.url), tmp_path) as site,
-        connected(site.url) as client,
-    ):
+    async with talking(writes_notes, tmp_path) as (model, _site, client):
         for turn in range(30):
             await client.ask(f"turn {turn}")
         tree = await client.call("session.tree", session_key=KEY)
