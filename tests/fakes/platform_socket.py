@@ -20,16 +20,19 @@ Answers = Callable[[ServerConnection, Request], Response | None]
 
 
 @cache
-def _port() -> socket:
+def _place() -> socket:
+    """Of all platforms of a process: an adapter that holds the address is compiled once."""
     return create_server(("127.0.0.1", 0))
 
 
 @asynccontextmanager
-async def listening(talk: Talk, answers: Answers = lambda line, asked: None) -> AsyncIterator[str]:
-    """Its address, as ws://, the same for all of a process: an adapter that has it is compiled once. What
-    `answers` gives None for becomes a WebSocket."""
-    async with serve(talk, sock=_port().dup(), process_request=answers):
-        yield f"ws://127.0.0.1:{_port().getsockname()[1]}"
+async def listening(
+    talk: Talk, answers: Answers = lambda line, asked: None, at: socket | None = None
+) -> AsyncIterator[str]:
+    """Its address, as ws://. What `answers` gives None for becomes a WebSocket."""
+    place = at or create_server(("127.0.0.1", 0))
+    async with serve(talk, sock=place, process_request=answers):
+        yield f"ws://127.0.0.1:{place.getsockname()[1]}"
 
 
 @dataclass
@@ -82,7 +85,7 @@ class FakeDiscord(Platform):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        async with listening(self._talk, self._answer) as url:
+        async with listening(self._talk, self._answer, _place().dup()) as url:
             self.url = url
             yield url
 
