@@ -53,12 +53,15 @@ async def test_a_bad_new_version_changes_nothing_and_is_told(tmp_path: Path) -> 
         ):
             before = system_of(model.requests[-1])
             await soul.write_bytes(bad)
-            told = await until(client, lambda told: told["problems"])
+            refused = await client.call("config.reload")
+            told = await client.call("status")
             await client.ask("meanwhile")
             await soul.write_text(f"Healed of {number}.")
-            healed = await until(client, lambda told: not told["problems"])
+            await client.call("config.reload")
+            healed = await client.call("status")
             await client.ask("after")
 
+            assert "soul.md" in str(refused["errors"])
             assert "soul.md" in str(told["problems"])
             assert healed["problems"] == []
             texts = [system_of(asked) for asked in model.requests[-2:]]

@@ -70,7 +70,7 @@ async def test_a_bad_new_version_changes_nothing_and_is_told(tmp_path: Path, bad
         problems = (await scene.client.call("status"))["problems"]
         await scene.ask("meanwhile")
         await mine.write_text(good.replace(ASK, FEWER))
-        await heard_of(scene, "tree.reloaded")
+        await scene.client.call("config.reload")
         healed = (await scene.client.call("status"))["problems"]
         await scene.ask("after")
 
