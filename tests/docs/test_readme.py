@@ -16,7 +16,7 @@ def test_there_are_two_commands_of_one_line_each() -> None:
     run, test = commands()
 
     assert run.endswith(".venv/bin/exogate run")
-    assert test.endswith(".venv/bin/pytest -n 4")
+    assert test.endswith(".venv/bin/pytest -n 6")
     assert "\n" not in run + test
 
 
