@@ -60,12 +60,12 @@ class Crowd(Program):
     """The program speaks for several people."""
 
     async def says(self, sender: str, text: str, *, room: str = "") -> None:
-        """And is answered."""
+        """And is answered there: answers to others may come late."""
         self.made += 1
-        before = len(self.shown)
+        before = len(self.texts(room or sender))
         place = {"peer": room, "kind": "group"} if room else {}
         await self.call({"sender": sender, "text": text} | place)
-        while len(self.shown) == before:
+        while len(self.texts(room or sender)) == before:
             await self.news()
 
     def answer_to(self, room: str) -> dict[str, Any]:
