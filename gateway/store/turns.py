@@ -47,7 +47,7 @@ _MOST_SKIPPED = 8  # times the limit: hits read if some may be invisible
 _FEW, _SHARE = 8, 0.25  # a word in more turns than both is too common to search
 _MOST_COMMON = 3  # frequent words that are combined with each other
 _STAYS_COMMON, _MOST_KEPT = 1.2, 1_000  # times the length; sessions
-_MOST_STEMS = 100_000  # in memory
+_MOST_STEMS, _MOST_NEW = 100_000, 4_000  # in memory; words a commit, about ten milliseconds
 _EXCHANGE = 2  # messages
 _SESSIONS = 1_000  # a page
 _MERGED_PAGES = 2_000  # per commit: half a megabyte
@@ -58,7 +58,8 @@ PAGE_BYTES = 250
 K = TypeVar("K")
 _NO_WORDS: frozenset[str] = frozenset()
 Said = Sequence[tuple[int, Sequence[str]]]  # words with their place
-Added = tuple[SessionKey, int, int, frozenset[str]]  # seqs before and after, and the new stems
+# Seqs before and after, and the new stems; None if finding them would take too long.
+Added = tuple[SessionKey, int, int, frozenset[str] | None]
 
 
 class KnownStems:
@@ -71,12 +72,12 @@ class KnownStems:
     def get(self, key: SessionKey) -> set[str] | None:
         return self._known.get(key, (0, None))[1]
 
-    def add(self, key: SessionKey, after: int, upto: int, stems: Iterable[str]) -> None:
-        """Adds the stems of the messages from `after` to `upto`. If others are missing before them,
+    def add(self, key: SessionKey, after: int, upto: int, stems: Iterable[str] | None) -> None:
+        """Adds the stems of the messages from `after` to `upto`. If these or earlier ones are missing,
         the session is not known any more."""
         last, known = self._known.pop(key, (0, set[str]()))
         self._total -= len(known)
-        if after in {0, last}:
+        if stems is not None and after in {0, last}:
             known = known if after else set()
             known.update(stems)
             self._known[key] = upto, known
@@ -375,12 +376,14 @@ class LocalTurnIndex(TurnIndex):
         """Reads all sessions in one request, and new sessions in a second one."""
         asked = {key: self._indexed.get(key, (0, 0)) for key in keys}
         found = await self._readers.read(partial(_texts_after, asked=asked, limit=limit))
-        behind, added = list[SessionKey](), list[Added]()
+        behind, added, room = list[SessionKey](), list[Added](), _MOST_NEW
         for key, (session, last, rows) in found.items():
             upto = seq_of(rows[-1]["place"]) if rows else asked[key][1]
             said = _spoken(rows)
             self._add(session, said, upto)
-            added.append((key, asked[key][1], upto, _stems(said)))
+            stems = _stems(said, room)
+            room -= len(stems or ())
+            added.append((key, asked[key][1], upto, stems))
             self._indexed[key] = (session, max(upto, asked[key][1]))
             if upto < last:
                 behind.append(key)
@@ -420,7 +423,7 @@ def _advance(
     tx: WriteTransaction, *, keys: Sequence[SessionKey], left: int
 ) -> tuple[Sequence[SessionKey], Sequence[Added]]:
     """Indexes at most `left` messages. Returns the sessions that are still behind, and the additions."""
-    behind, added = list[SessionKey](), list[Added]()
+    behind, added, room = list[SessionKey](), list[Added](), _MOST_NEW
     for key in dict.fromkeys(keys):
         session = tx.session(key)
         if session is None:
@@ -433,7 +436,9 @@ def _advance(
         if left:
             upto = seq_of(rows[-1]["place"]) if len(rows) == left else session.last_seq
             _set_cursor(session.id, upto, tx)
-            added.append((key, after, upto, _stems(said)))
+            stems = _stems(said, room)
+            room -= len(stems or ())
+            added.append((key, after, upto, stems))
         left -= len(rows)
         if upto < session.last_seq:
             behind.append(key)
@@ -453,8 +458,10 @@ def _spoken(rows: Sequence[Row]) -> Said:
     return [(place, words) for place, text in texts if (words := words_of(text))]
 
 
-def _stems(said: Said) -> frozenset[str]:
-    return frozenset(map(stem_of, chain.from_iterable(words for _, words in said)))
+def _stems(said: Said, room: int) -> frozenset[str] | None:
+    """Returns the stems of at most `room` different words, None of more."""
+    words = set(chain.from_iterable(words for _, words in said))
+    return frozenset(map(stem_of, words)) if len(words) <= room else None
 
 
 def _change_index(change: str, said: Said, db: Connection) -> None:

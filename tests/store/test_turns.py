@@ -151,6 +151,19 @@ async def test_of_a_session_that_an_earlier_process_indexed_every_word_is_asked_
         assert stores.facts.may_find(HERE, ["other"], 0)
 
 
+async def test_a_session_with_too_many_new_words_at_once_is_searched_for_every_word(
+    tmp_path: Path,
+) -> None:
+    async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
+        await say(stores, "a", " ".join(f"w{number}" for number in range(4_001)))
+        await say(stores, "b", "few words", key=THERE)
+        await stores.facts.index_turns([HERE, THERE], limit=9)
+
+        assert stores.facts.may_find(HERE, ["other"], 0)
+        assert not stores.facts.may_find(THERE, ["other"], 0)
+        assert (await found_by(stores, "w4000")) == {"w4000": {"a-1"}}
+
+
 ENDINGS = st.sampled_from(
     [
         "s",
